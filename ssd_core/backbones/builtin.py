@@ -1,0 +1,109 @@
+"""The small model that this repository ships: 24 x 24 codes, 192 x 192 pixels, a closed vocabulary."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..builtin import words
+from ..builtin.tokenizer import ImageTokenizer
+from ..builtin.transformer import BuiltinTransformer
+from ..builtin.weights import WEIGHTS, load_weights
+from ..cache import KVCache
+from ..grid import TokenGrid
+from ..heads import HeadSet, load_heads
+from ..sampling import SamplingConfig
+from .base import Backbone, Prompt
+
+
+def load_builtin(*, device: str = "cpu", dtype: str = "auto", folder: Path = WEIGHTS) -> "BuiltinBackbone":
+    """The builtin backbone from its shipped weights (or another folder with the same files)."""
+    transformer, tokenizer = BuiltinTransformer(), ImageTokenizer()
+    transformer.load_state_dict(load_weights(folder / "transformer.safetensors"))
+    tokenizer.load_state_dict(load_weights(folder / "tokenizer.safetensors"))
+    if dtype == "auto":
+        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
+    return BuiltinBackbone(transformer, tokenizer, device=device, dtype=getattr(torch, dtype))
+
+
+class BuiltinBackbone(Backbone):
+    """Any BuiltinTransformer with the tokenizer; also the small real part that tests stand on."""
+
+    name = family = "builtin"
+    defaults = SamplingConfig(cfg=3.0)
+
+    def __init__(
+        self,
+        transformer: BuiltinTransformer,
+        tokenizer: ImageTokenizer,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.device, self.dtype = torch.device(device), dtype
+        norm = transformer.norm.weight.detach().to("cpu", torch.bfloat16).float()
+        config = transformer.config
+        self.fingerprint = f"builtin-{config.hidden_size}-{hashlib.sha256(norm.numpy().tobytes()).hexdigest()[:12]}"
+        frequencies = transformer.frequencies.float().to(self.device)  # rotary angles need fp32
+        self.transformer = transformer.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
+        self.transformer.frequencies = frequencies
+        self.tokenizer = tokenizer.to(self.device).eval().requires_grad_(False)
+        self.hidden_size, self.codebook_size = config.hidden_size, config.codebook_size
+        self._colors: Tensor | None = None
+
+    def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
+        side = self.transformer.config.grid
+        pixels = side * self.tokenizer.patch
+        if (width or pixels, height or pixels) != (pixels, pixels):
+            raise ValueError(f"The builtin model draws {pixels} x {pixels} pixels only, got {width} x {height}.")
+        return TokenGrid(side, side)
+
+    def encode_prompts(self, prompts: list[str], negatives: list[str] | None, grid: TokenGrid) -> Prompt:
+        if negatives is not None and any(negatives):
+            raise ValueError("The builtin model has no negative prompt: leave it empty.")
+        encoded = [words.encode(prompt) for prompt in prompts]
+        if negatives is not None:
+            encoded += [words.encode("")] * len(prompts)
+        length = max(map(len, encoded))
+        ids = torch.zeros(len(encoded), length, dtype=torch.long)
+        mask = torch.zeros(len(encoded), length, dtype=torch.bool)
+        for row, keep, text in zip(ids, mask, encoded, strict=True):
+            row[length - len(text) :] = torch.tensor(text)
+            keep[length - len(text) :] = True
+        offset = torch.full((len(encoded),), length - self.transformer.config.prefix)
+        return Prompt(ids.to(self.device), mask.to(self.device), offset.to(self.device))
+
+    def new_cache(self, rows: int, slots: int) -> KVCache:
+        config = self.transformer.config
+        return KVCache(config.num_layers, rows, config.num_heads, slots, config.head_dim, self.dtype, self.device)
+
+    def embed_text(self, ids: Tensor) -> Tensor:
+        return self.transformer.text_embedding(ids)
+
+    def embed_codes(self, codes: Tensor) -> Tensor:
+        return self.transformer.code_embedding(codes)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, mask: Tensor, cache: KVCache | None, slots: slice | Tensor | None
+    ) -> Tensor:
+        return self.transformer(x, positions, mask, cache, slots)
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self.transformer.logits(h)
+
+    def decode_image(self, codes: Tensor) -> Tensor:
+        return self.tokenizer.decode(codes)
+
+    def encode_image(self, rgb: Tensor) -> Tensor:
+        return self.tokenizer.encode(rgb)
+
+    def preview_colors(self) -> Tensor:
+        if self._colors is None:
+            codes = torch.arange(self.codebook_size, device=self.device)
+            self._colors = self.tokenizer.decode(codes[:, None, None]).mean((1, 2))
+        return self._colors
+
+    def heads(self, path: Path = WEIGHTS / "heads.safetensors") -> HeadSet:
+        """The shipped heads."""
+        return load_heads(path, self.fingerprint, device=self.device, dtype=self.dtype)

@@ -1,0 +1,159 @@
+"""Trains the builtin model from nothing, one stage a command, each resumable:
+
+    python -m ssd_core.builtin.train tokenizer      # pixels <-> codes
+    python -m ssd_core.builtin.train scorer         # the judge of the benchmarks
+    python -m ssd_core.builtin.train transformer    # words -> codes
+    python -m ssd_core.builtin.train heads          # spatial drafting heads, by ssd_core.training
+
+Checkpoints and logs go to `runs/<stage>`, finished weights to where the package loads them from.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ..training.loop import LoopConfig, fit
+from . import scenes, words
+from .tokenizer import ImageTokenizer
+from .transformer import BuiltinTransformer, training_inputs
+from .weights import WEIGHTS, load_weights, save_weights
+
+TRAIN_SEED, HELD_SEED = 1, 2  # seeds of the scene data sets
+LONGEST_CAPTION = 17  # words in the longest caption that scenes.caption makes
+
+
+def pictures(seed: int, indices: range, *, held: bool = False) -> Tensor:
+    """Scenes of a data set as float RGB [N, 3, 192, 192] in 0..1."""
+    images = np.stack([scenes.example(seed, i, held=held)[2] for i in indices])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+
+
+def psnr(a: Tensor, b: Tensor) -> float:
+    """Mean over pictures of the peak signal-to-noise ratio in dB; inputs in 0..1, pictures first."""
+    return float((-10 * torch.log10((a - b).float().square().flatten(1).mean(1))).mean())
+
+
+def train_tokenizer(args: argparse.Namespace) -> None:
+    """FSQ autoencoder on training scenes: L1 + squared error + error of the pixel gradients."""
+    torch.manual_seed(0)
+    model = ImageTokenizer().to(memory_format=torch.channels_last)
+    forward = torch.compile(model.reconstruct) if args.compile else model.reconstruct
+
+    def loss(_: nn.Module, rgb: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        out = forward(rgb).float()
+        l1, l2 = F.l1_loss(out, rgb), F.mse_loss(out, rgb)
+        gradient = F.l1_loss(out.diff(dim=2), rgb.diff(dim=2)) + F.l1_loss(out.diff(dim=3), rgb.diff(dim=3))
+        return 0.5 * l1 + 5 * l2 + 0.25 * gradient, {"l1": l1, "psnr": -10 * torch.log10(l2)}
+
+    def evaluate(model: ImageTokenizer) -> dict[str, float]:
+        rgb = pictures(HELD_SEED, range(64), held=True)
+        codes = model.encode(rgb.permute(0, 2, 3, 1))
+        out = model.decode(codes).permute(0, 3, 1, 2)
+        return {"held_out_psnr": psnr(out, rgb), "codes_used": float(codes.unique().numel())}
+
+    def batch(i: int) -> Tensor:
+        rgb = pictures(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch))
+        return rgb.contiguous(memory_format=torch.channels_last)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
+    config = LoopConfig(steps=args.steps, warmup=200, final_lr=0.01, ema=0.998, clip=1.0, log_every=100)
+    accelerator = Accelerator(mixed_precision="bf16")
+    fit(
+        model,
+        loss,
+        batch,
+        [optimizer],
+        config,
+        args.out / "tokenizer",
+        accelerator=accelerator,
+        evaluate=evaluate,
+        identity=f"tokenizer steps={args.steps} batch={args.batch}",
+    )
+    if accelerator.is_main_process:
+        save_weights(model, args.weights / "tokenizer.safetensors")
+
+
+def train_transformer(args: argparse.Namespace) -> None:
+    """Next-code prediction on fresh training scenes, 10 % of the captions dropped for guidance."""
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer()
+    tokenizer.load_state_dict(load_weights(args.weights / "tokenizer.safetensors"))
+    tokenizer.eval()
+    model = BuiltinTransformer()
+    cells = scenes.GRID**2
+    positions = torch.arange(LONGEST_CAPTION + cells - 1) + words.MAX_WORDS - LONGEST_CAPTION
+    positions = positions.expand(args.batch, -1).contiguous()
+
+    def examples(seed: int, indices: range, held: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        rows = [scenes.example(seed, i, held=held) for i in indices]
+        rgb = torch.from_numpy(np.stack([picture for _, _, picture in rows])).float() / 255
+        dropped = [np.random.default_rng((seed, i, 7)).random() < 0.1 and not held for i in indices]
+        ids = [words.encode("" if drop else text) for (_, text, _), drop in zip(rows, dropped, strict=True)]
+        return (*training_inputs(ids, LONGEST_CAPTION, cells), tokenizer.encode(rgb).flatten(1))
+
+    def cross_entropy(ids: Tensor, mask: Tensor, codes: Tensor, positions: Tensor) -> Tensor:
+        x = torch.cat((model.text_embedding(ids), model.code_embedding(codes[:, :-1])), 1)
+        h = model(x, positions, mask)[:, LONGEST_CAPTION - 1 :]
+        return F.cross_entropy(model.logits(h).flatten(0, 1), codes.flatten())
+
+    compiled = torch.compile(cross_entropy) if args.compile else cross_entropy
+
+    def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
+        value = compiled(*batch, positions)
+        return value, {"loss": value.detach()}
+
+    def evaluate(model: BuiltinTransformer) -> dict[str, float]:
+        held = (range(i, i + args.batch) for i in range(0, 128, args.batch))
+        with torch.no_grad():
+            values = [float(cross_entropy(*examples(HELD_SEED, indices, True), positions)) for indices in held]
+        return {"held_out_loss": sum(values) / len(values)}
+
+    matrices = list(model.layers.parameters())
+    hidden = [parameter for parameter in matrices if parameter.ndim == 2]
+    chosen = {id(parameter) for parameter in hidden}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    optimizers = [
+        torch.optim.Muon(hidden, lr=4e-3, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    config = LoopConfig(steps=args.steps, warmup=100, final_lr=0.02, ema=0.998, clip=1.0, log_every=20)
+    accelerator = Accelerator(mixed_precision="bf16")
+    fit(
+        model,
+        loss,
+        lambda i: examples(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch)),
+        optimizers,
+        config,
+        args.out / "transformer",
+        accelerator=accelerator,
+        evaluate=evaluate,
+        identity=f"transformer steps={args.steps} batch={args.batch}",
+    )
+    if accelerator.is_main_process:
+        save_weights(model, args.weights / "transformer.safetensors")
+
+
+STAGES = {"tokenizer": (train_tokenizer, 7000, 8), "transformer": (train_transformer, 4500, 8)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m ssd_core.builtin.train", description=__doc__.split("\n\n")[0])
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--steps", type=int, help="optimizer steps (default: what the shipped weights took)")
+    parser.add_argument("--batch", type=int, help="pictures per step")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for checkpoints and logs")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder for the finished weights")
+    parser.add_argument("--compile", action="store_true", help="twice as fast; needs a C++ compiler")
+    args = parser.parse_args()
+    run, steps, batch = STAGES[args.stage]
+    args.steps, args.batch = args.steps or steps, args.batch or batch
+    run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""A preallocated KV cache indexed by slot: writing moves no cursor, so rolling back is not advancing."""
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of all layers, [layers, rows, kv_heads, slots, head_dim], allocated once.
+
+    A slot is a position in the sequence (left padding included). A pass writes its keys and values at
+    its slots and attends to the first `length` ones through an explicit mask; a later pass over the same
+    slots simply overwrites them.
+    """
+
+    def __init__(
+        self, layers: int, rows: int, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ):
+        shape = (layers, rows, kv_heads, slots, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def slots(self) -> int:
+        """Number of slots per row."""
+        return self.keys.shape[3]
+
+    def write(
+        self, layer: int, slots: slice | Tensor, keys: Tensor, values: Tensor, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Stores keys and values [rows, kv_heads, n, head_dim] and returns views of the first `length` slots.
+
+        slots: a slice shared by all rows, or int64 [rows, n] where rows stand at different places.
+        """
+        layer_keys, layer_values = self.keys[layer], self.values[layer]
+        if isinstance(slots, slice):
+            layer_keys[:, :, slots] = keys
+            layer_values[:, :, slots] = values
+        else:
+            index = slots[:, None, :, None].expand_as(keys)
+            layer_keys.scatter_(2, index, keys)
+            layer_values.scatter_(2, index, values)
+        return layer_keys[:, :, :length], layer_values[:, :, :length]

@@ -1,0 +1,135 @@
+"""Spatially Speculative Decoding (arXiv 2606.20543, Sec. 3.3 and A.6): the paper, top to bottom.
+
+Legend: h[y, x] is the state that predicts cell (y, x), e[y, x] the embedding of its token; p is the
+backbone's distribution there, q the reference a drafted token is tested against. Verify passes write
+their keys and values where the commit pass overwrites them, so rejected guesses need no rollback.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..correction import correct, draft, sample_first
+from ..heads import Heads
+from ..schedule import Schedule
+from ..session import DRAFT, FINAL, DecodeEvent, DecodingSession
+
+
+def ssd(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str) -> Iterator[DecodeEvent]:
+    """Drafts the first row rightwards with horizontal heads, every other row from the one above it.
+
+    Every image of the batch takes the same passes: `schedule.planned_nfe(grid)` of them.
+    """
+    heads.require(schedule.k_h, schedule.k_v)
+    planned = schedule.planned_nfe(session.grid)
+
+    def event(phase: str, rows: range, **details) -> DecodeEvent:
+        return session.event(phase, rows, session.nfe / planned, **details)
+
+    h_row, h_next = yield from _first_row(session, heads, schedule, rule, event)
+    for y, n in schedule.blocks(session.grid):
+        rows = range(y, y + n)
+        log_q = _draft_block(session, heads, h_row, rows, rule)
+        yield event("draft", rows)
+        for round in range(schedule.b):
+            log_q, accepted = _verify(session, h_next, log_q, rows, round, rule)
+            yield event("verify", rows, round=round, accepted=accepted)
+        round = schedule.b
+        for row in rows:
+            h_row, h_next = _commit(session, h_next, row)
+            yield event("commit", range(row, row + 1))
+            trailing = range(row + 1, rows.stop)
+            log_q = log_q[:, 1:]
+            for _ in range(schedule.i if trailing else 0):
+                log_q, accepted = _verify(session, h_next, log_q, trailing, round, rule)
+                yield event("verify", trailing, round=round, accepted=accepted)
+                round += 1
+
+
+def _draft_block(session: DecodingSession, heads: Heads, h_row: Tensor, rows: range, rule: str) -> Tensor:
+    """Guesses all cells of `rows` from the committed row above them.
+
+    h_row [rows, cols, D]: its states. Returns the reference log q [B, n, cols, V].
+    """
+    above = session.cells(range(rows.start - 1, rows.start))[:, 0]
+    e_row = session.embed(above)
+    h_hat = torch.stack([heads.draft_below(offset + 1, h_row, e_row) for offset in range(len(rows))], 1)
+    log_q = session.log_probs(h_hat)
+    session.cells(rows).copy_(draft(rule, log_q, session.draws(rows, 0)))
+    session.mark(rows, DRAFT)
+    return log_q
+
+
+def _verify(
+    session: DecodingSession, h_next: Tensor, log_q: Tensor, rows: range, round: int, rule: str
+) -> tuple[Tensor, Tensor]:
+    """One pass over all cells of `rows` at once, then one correction of all of them.
+
+    h_next [rows, 1, D] predicts the first cell; its context is final. Returns the next reference and
+    the tokens that were kept, bool [B, n * cols].
+    """
+    h, _ = _predictors(session, h_next, rows)
+    draws = session.draws(rows, 1 + round)
+    result = correct(rule, session.log_probs(h), log_q, session.cells(rows), draws)
+    session.cells(rows).copy_(result.tokens)
+    return result.log_q, result.accepted.flatten(1)
+
+
+def _commit(session: DecodingSession, h_next: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """The pass that makes a row final: right keys and values, and the states the next draft starts from."""
+    rows = range(row, row + 1)
+    h, h_next = _predictors(session, h_next, rows)
+    session.mark(rows, FINAL)
+    return h[:, 0], h_next
+
+
+def _predictors(session: DecodingSession, h_next: Tensor, rows: range) -> tuple[Tensor, Tensor]:
+    """Feeds whole rows (with their end-of-line cells); the states that predict their cells.
+
+    Returns h [rows, n, cols, D] and the state [rows, 1, D] that predicts the cell after them.
+    """
+    grid = session.grid
+    states = session.forward(grid.index(rows.start), len(rows) * grid.stride)
+    h = torch.cat((h_next, states[:, :-1]), 1).unflatten(1, (len(rows), grid.stride))
+    return h[:, :, : grid.cols], states[:, -1:]
+
+
+def _first_row(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str, event):
+    """Prefill, then up to k_h columns at a time: draft, one verify pass, one commit pass.
+
+    Returns the row's states [rows, cols, D] and the state [rows, 1, D] that predicts cell (1, 0).
+    """
+    grid, row = session.grid, range(1)
+    tokens = session.cells(row)[:, 0]  # [B, cols], a view
+    h_next = session.prefill()
+    tokens[:, :1] = sample_first(rule, session.log_probs(h_next)[:, None], session.draws(row, 0, slice(1)))[:, 0]
+    session.status[:, 0] = FINAL
+    yield event("prefill", row)
+
+    h_row = [h_next]  # states of the cells so far; the last one predicts cell x
+    cached = x = 0  # cells with final keys and values; the last final cell
+    while x + 1 < grid.cols:
+        m = min(schedule.k_h, grid.cols - 1 - x)
+        columns = slice(x + 1, x + 1 + m)
+        h, e = h_row[-1][:, -1:], session.embed(tokens[:, x : x + 1])
+        log_q = session.log_probs(torch.cat([heads.draft_right(offset + 1, h, e) for offset in range(m)], 1))
+        tokens[:, columns] = draft(rule, log_q[:, None], session.draws(row, 0, columns))[:, 0]
+        session.status[:, columns] = DRAFT
+        yield event("draft", row)
+
+        states = session.forward(cached, x + 1 + m - cached)
+        h = states[:, :m] if cached == x else torch.cat((h_next, states), 1)[:, :m]  # predicts `columns`
+        draws = session.draws(row, 1, columns)
+        result = correct(rule, session.log_probs(h)[:, None], log_q[:, None], tokens[:, None, columns], draws)
+        tokens[:, columns] = result.tokens[:, 0]
+        yield event("verify", row, round=0, accepted=result.accepted[:, 0])
+
+        cached = x + 1 + m if x + 1 + m < grid.cols else grid.stride
+        states = session.forward(x + 1, cached - (x + 1))
+        h_row.append(torch.cat((h[:, :1], states[:, : m - 1]), 1))
+        h_next = states[:, -1:]
+        session.status[:, columns] = FINAL
+        x += m
+        yield event("commit", row)
+    return torch.cat(h_row, 1), h_next

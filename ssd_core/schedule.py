@@ -1,0 +1,80 @@
+"""How many rows SSD drafts at once and how often it verifies them: schedules, presets, the speed scale."""
+
+import math
+from dataclasses import dataclass, replace
+
+from .grid import TokenGrid
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The knobs of SSD (paper Sec. 3.3, A.6, A.10).
+
+    b: verify rounds on a freshly drafted block of rows (the paper's r when k_v = 1).
+    i: incremental rounds on the trailing rows of a block after each commit (staged); 0 is the joint
+    schedule, where all rows of a block get the same b rounds. k_h: columns drafted at once in the
+    first row. k_v: rows drafted at once below it.
+    """
+
+    b: int = 2
+    i: int = 0
+    k_h: int = 5
+    k_v: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low in (("b", 0), ("i", 0), ("k_h", 1), ("k_v", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+
+    def blocks(self, grid: TokenGrid) -> list[tuple[int, int]]:
+        """(first row, number of rows) of each drafted block below the first row; the last may be shorter."""
+        return [(y, min(self.k_v, grid.rows - y)) for y in range(1, grid.rows, self.k_v)]
+
+    def planned_nfe(self, grid: TokenGrid) -> int:
+        """Backbone passes of a whole picture; equals all 53 counts of the paper (Tables 7, 14-16, 21).
+
+        One prefill; per k_h columns of the first row a verify and a commit pass; per block of n rows b
+        base rounds, n commits, and i incremental rounds between them.
+        """
+        first_row = 2 * math.ceil((grid.cols - 1) / self.k_h)
+        return 1 + first_row + sum(self.b + n + (n - 1) * self.i for _, n in self.blocks(grid))
+
+    def __str__(self) -> str:
+        return f"b={self.b} i={self.i} k_h={self.k_h} k_v={self.k_v}"
+
+
+# The paper's default configuration of each backbone (Table 6); "builtin" is ours.
+PRESETS = {
+    "builtin": Schedule(b=2),
+    "janus-pro": Schedule(b=2),
+    "lumina-mgpt": Schedule(b=5, i=4, k_v=2),
+    "emu3": Schedule(b=5),
+}
+
+SPEEDS = ("lossless", "quality", "balanced", "fast", "fastest")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One stop of the speed scale: `schedule` is None for lossless, which has no fixed number of passes."""
+
+    name: str
+    schedule: Schedule | None
+
+
+def speed(name: str, family: str = "builtin") -> Speed:
+    """The named stop for a backbone family: "balanced" is its preset, "fastest" never verifies.
+
+    Raises ValueError that lists the names.
+    """
+    if name not in SPEEDS:
+        raise ValueError(f'Unknown speed "{name}": choose one of {", ".join(SPEEDS)}.')
+    preset = PRESETS[family]
+    schedules = {
+        "lossless": None,
+        "quality": replace(preset, b=2 * preset.b, i=2 * preset.i),
+        "balanced": preset,
+        "fast": replace(preset, b=math.ceil(preset.b / 2), i=preset.i // 4),
+        "fastest": Schedule(b=0),
+    }
+    return Speed(name, schedules[name])

@@ -1,0 +1,50 @@
+"""Small random backbones that take milliseconds: the real contract, the real cache, end-of-line cells too."""
+
+import torch
+from torch import Tensor
+
+from ssd_core.backbones.base import Prompt
+from ssd_core.backbones.builtin import BuiltinBackbone
+from ssd_core.builtin.tokenizer import ImageTokenizer
+from ssd_core.builtin.transformer import BuiltinTransformer, TransformerConfig
+from ssd_core.grid import TokenGrid
+from ssd_core.heads import HeadSet
+
+
+class FakeBackbone(BuiltinBackbone):
+    """A random two-layer transformer over `codes` codes on any grid, with or without end-of-line cells."""
+
+    def __init__(self, rows: int = 5, cols: int = 6, *, eol: bool = True, codes: int = 32, seed: int = 0):
+        torch.manual_seed(seed)
+        config = TransformerConfig(
+            hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, codebook_size=codes + 1, grid=8
+        )
+        transformer = BuiltinTransformer(config)
+        for name, parameter in transformer.named_parameters():
+            if "norm" not in name:  # large weights: greedy tokens vary, and depend on all of the context
+                torch.nn.init.normal_(parameter, std=1.0 if "embedding" in name else 1.5 * parameter.shape[-1] ** -0.5)
+        super().__init__(transformer, ImageTokenizer(width=16))
+        self.codebook_size = codes
+        self._grid = TokenGrid(rows, cols, eol)
+
+    def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
+        return self._grid
+
+    def encode_prompts(self, prompts: list[str], negatives: list[str] | None, grid: TokenGrid) -> Prompt:
+        texts = [*prompts, *(negatives or [])]
+        length = max(len(text) + 1 for text in texts)
+        ids, mask = torch.zeros(2, len(texts), length, dtype=torch.long)
+        for row, keep, text in zip(ids, mask, texts, strict=True):
+            row[length - len(text) - 1 :] = torch.tensor([1, *(ord(letter) % 90 + 2 for letter in text)])
+            keep[length - len(text) - 1 :] = 1
+        offset = torch.full((len(texts),), length - self.transformer.config.prefix)
+        return Prompt(ids, mask.bool(), offset)
+
+    def logits(self, h: Tensor) -> Tensor:
+        return super().logits(h)[..., : self.codebook_size]
+
+
+def random_heads(backbone: BuiltinBackbone, k_h: int = 3, k_v: int = 3) -> HeadSet:
+    """Heads with random weights: drafts that are mostly wrong."""
+    torch.manual_seed(1)
+    return HeadSet(backbone.hidden_size, backbone.fingerprint, k_h, k_v).eval()

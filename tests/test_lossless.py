@@ -1,0 +1,57 @@
+"""The strongest test of the whole engine: lossless decoding is AR's picture, whatever the drafts."""
+
+import pytest
+import torch
+from fakes import FakeBackbone, random_heads
+
+from ssd_core.decoders import DecodeConfig, decode
+from ssd_core.sampling import SamplingConfig
+from ssd_core.session import FINAL, DecodingSession
+
+SAMPLINGS = {
+    "plain": SamplingConfig(),
+    "guided": SamplingConfig(cfg=3.0),
+    "top-k": SamplingConfig(cfg=2.0, temperature=0.8, top_k=9),
+    "top-p": SamplingConfig(cfg=1.5, temperature=1.3, top_p=0.8),
+}
+
+
+def run(backbone, config, *, heads=None, sampling=None, prompts=("abc",), seeds=(0,)):
+    """The last event and the session of a decode."""
+    session = DecodingSession(backbone, list(prompts), list(seeds), sampling, lookahead=config.lookahead)
+    *_, last = decode(session, config, heads)
+    return last, session
+
+
+@pytest.mark.parametrize("eol", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("window", [1, 4, 9, 40])
+def test_equals_ar_for_every_seed(eol, sampling, window):
+    backbone = FakeBackbone(eol=eol)
+    for seed in range(8):
+        expected, ar_session = run(backbone, DecodeConfig("ar"), sampling=sampling, seeds=[seed])
+        for heads in (None, random_heads(backbone)):
+            config = DecodeConfig("lossless", window=window)
+            got, session = run(backbone, config, heads=heads, sampling=sampling, seeds=[seed])
+            assert torch.equal(got.tokens, expected.tokens)
+            assert (got.status == FINAL).all()
+            assert session.nfe <= ar_session.nfe
+
+
+def test_each_image_of_a_batch_advances_at_its_own_pace():
+    backbone = FakeBackbone()
+    sampling = SamplingConfig(cfg=2.0)
+    prompts, seeds = ["a", "a long one", "bc"], [3, 4, 5]
+    config = DecodeConfig("lossless", window=7)
+    together, _ = run(backbone, config, sampling=sampling, prompts=prompts, seeds=seeds)
+    for i in range(3):
+        alone, _ = run(backbone, DecodeConfig("ar"), sampling=sampling, prompts=[prompts[i]], seeds=[seeds[i]])
+        assert torch.equal(together.tokens[i], alone.tokens[0])
+
+
+def test_greedy_lossless_equals_greedy_ar():
+    backbone = FakeBackbone()
+    expected, _ = run(backbone, DecodeConfig("ar", rule="greedy"))
+    got, session = run(backbone, DecodeConfig("lossless", rule="greedy", window=6))
+    assert torch.equal(got.tokens, expected.tokens)
+    assert session.nfe < session.grid.size
