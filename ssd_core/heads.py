@@ -141,9 +141,7 @@ def load_heads(
     """
     path = Path(path)
     if not path.is_file():
-        raise HeadsError(
-            f"There is no heads file at {path}. Check the path, or train heads with python -m ssd_core.training."
-        )
+        raise HeadsError(f"No heads file at {path}: check the path, or train heads with python -m ssd_core.training.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -38,7 +38,7 @@ def test_counted_passes_equal_planned_ones(rows, eol, schedule, monkeypatch):
     passes = []
     forward = backbone.transformer.forward
     monkeypatch.setattr(backbone.transformer, "forward", lambda *args: passes.append(1) or forward(*args))
-    seen, last = run(backbone, DecodeConfig(schedule=schedule), heads=random_heads(backbone))
+    _, last = run(backbone, DecodeConfig(schedule=schedule), heads=random_heads(backbone))
     assert len(passes) == last.nfe == schedule.planned_nfe(backbone.grid())
     assert last.progress == 1
     assert (last.status == FINAL).all()
@@ -89,7 +89,7 @@ def test_same_seed_same_picture_other_seed_another(rule):
 
 def test_ar_takes_one_pass_per_cell_end_of_line_included():
     backbone = FakeBackbone(4, 5, eol=True)
-    seen, last = run(backbone, DecodeConfig("ar"))
+    _, last = run(backbone, DecodeConfig("ar"))
     assert last.nfe == backbone.grid().size == 4 * 6
 
 

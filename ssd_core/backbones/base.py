@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..cache import KVCache
 from ..grid import TokenGrid
+from ..heads import HeadSet
 from ..sampling import SamplingConfig
 
 
@@ -90,3 +91,7 @@ class Backbone(ABC):
     @abstractmethod
     def preview_colors(self) -> Tensor:
         """The mean colour of each code, float32 [V, 3] in 0..1, computed once: a cheap preview of a grid."""
+
+    def shipped_heads(self) -> HeadSet | None:
+        """Heads that come with the backbone, or None: drafts are training-free then."""
+        return None

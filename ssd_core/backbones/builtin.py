@@ -104,6 +104,5 @@ class BuiltinBackbone(Backbone):
             self._colors = self.tokenizer.decode(codes[:, None, None]).mean((1, 2))
         return self._colors
 
-    def heads(self, path: Path = WEIGHTS / "heads.safetensors") -> HeadSet:
-        """The shipped heads."""
-        return load_heads(path, self.fingerprint, device=self.device, dtype=self.dtype)
+    def shipped_heads(self) -> HeadSet | None:
+        return load_heads(WEIGHTS / "heads.safetensors", self.fingerprint, device=self.device, dtype=self.dtype)

@@ -11,7 +11,7 @@ background training never sees.
 
 import functools
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,21 @@ def sample_scene(rng: np.random.Generator, *, held: bool = False, kind: str | No
         scene = _draw_scene(rng, kind or rng.choice(KINDS, p=(0.3, 0.2, 0.25, 0.25)))
         if held_out(scene) == held:
             return scene
+
+
+def crowded_scene(rng: np.random.Generator) -> Scene:
+    """A background packed with objects of all sizes: no picture to caption, but what a tokenizer learns most from."""
+    objects: list[Placed] = []
+    for _ in range(40):
+        size = int(rng.choice((7, 9, 12)))
+        x, y = (int(value) for value in rng.integers(0, GRID - size + 1, 2))
+        if all(
+            abs(x + size / 2 - o.center[0]) >= (size + o.size) / 2
+            or abs(y + size / 2 - o.center[1]) >= (size + o.size) / 2
+            for o in objects
+        ):
+            objects.append(Placed(str(rng.choice(OBJECTS)), x, y, size))
+    return replace(sample_scene(rng), objects=tuple(objects))
 
 
 def _draw_scene(rng: np.random.Generator, kind: str) -> Scene:

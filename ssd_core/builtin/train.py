@@ -29,8 +29,12 @@ LONGEST_CAPTION = 17  # words in the longest caption that scenes.caption makes
 
 def pictures(seed: int, indices: range, *, held: bool = False) -> Tensor:
     """Scenes of a data set as float RGB [N, 3, 192, 192] in 0..1."""
-    images = np.stack([scenes.example(seed, i, held=held)[2] for i in indices])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    return to_floats([scenes.example(seed, i, held=held)[2] for i in indices])
+
+
+def to_floats(images: list[np.ndarray]) -> Tensor:
+    """uint8 pictures [192, 192, 3] -> float [N, 3, 192, 192] in 0..1."""
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255
 
 
 def psnr(a: Tensor, b: Tensor) -> float:
@@ -48,7 +52,7 @@ def train_tokenizer(args: argparse.Namespace) -> None:
         out = forward(rgb).float()
         l1, l2 = F.l1_loss(out, rgb), F.mse_loss(out, rgb)
         gradient = F.l1_loss(out.diff(dim=2), rgb.diff(dim=2)) + F.l1_loss(out.diff(dim=3), rgb.diff(dim=3))
-        return 0.5 * l1 + 5 * l2 + 0.25 * gradient, {"l1": l1, "psnr": -10 * torch.log10(l2)}
+        return 0.5 * l1 + 5 * l2 + 0.5 * gradient, {"l1": l1.detach(), "psnr": -10 * torch.log10(l2.detach())}
 
     def evaluate(model: ImageTokenizer) -> dict[str, float]:
         rgb = pictures(HELD_SEED, range(64), held=True)
@@ -57,7 +61,10 @@ def train_tokenizer(args: argparse.Namespace) -> None:
         return {"held_out_psnr": psnr(out, rgb), "codes_used": float(codes.unique().numel())}
 
     def batch(i: int) -> Tensor:
-        rgb = pictures(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch))
+        indices = range(i * args.batch, (i + 1) * args.batch)
+        crowded = indices[: args.batch * 3 // 4]  # objects are harder than backgrounds
+        images = [scenes.render(scenes.crowded_scene(np.random.default_rng((TRAIN_SEED, j)))) for j in crowded]
+        rgb = torch.cat((to_floats(images), pictures(TRAIN_SEED, indices[len(crowded) :])))
         return rgb.contiguous(memory_format=torch.channels_last)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
@@ -138,7 +145,17 @@ def train_transformer(args: argparse.Namespace) -> None:
         save_weights(model, args.weights / "transformer.safetensors")
 
 
-STAGES = {"tokenizer": (train_tokenizer, 7000, 8), "transformer": (train_transformer, 4500, 8)}
+def _train_scorer(args: argparse.Namespace) -> None:
+    from ..bench.train_scorer import train_scorer
+
+    train_scorer(args)
+
+
+STAGES = {
+    "tokenizer": (train_tokenizer, 6000, 8),
+    "transformer": (train_transformer, 4500, 8),
+    "scorer": (_train_scorer, 2000, 16),
+}
 
 
 def main() -> None:

@@ -78,9 +78,11 @@ MAX_WORDS = 24
 
 def plural(noun: str) -> str:
     """The plural of an object name."""
-    irregular = {"cactus": "cacti", "snowman": "snowmen", "butterfly": "butterflies", "strawberry": "strawberries"}
+    irregular = {"cactus": "cacti", "snowman": "snowmen"}
     if noun in irregular:
         return irregular[noun]
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return noun[:-1] + "ies"
     return noun + ("es" if noun.endswith(("x", "s", "sh", "ch")) else "s")
 
 
@@ -91,9 +93,7 @@ def with_article(noun: str) -> str:
 
 _FORMS = {**{word: word for word in WORDS}, **SYNONYMS}
 _FORMS |= {plural(noun): noun for noun in OBJECTS}
-_FORMS |= {
-    plural(word): noun for word, noun in SYNONYMS.items() if noun in OBJECTS and word not in ("cacti", "snowmen")
-}
+_FORMS |= {plural(word): noun for word, noun in SYNONYMS.items() if noun in OBJECTS} | SYNONYMS
 
 
 def split_words(prompt: str) -> list[str]:
@@ -115,7 +115,8 @@ def encode(prompt: str) -> list[int]:
             hints.append(f'"{word}"' + (f" (did you mean {' or '.join(near)}?)" if near else ""))
         raise ValueError(
             f"The builtin model does not know {', '.join(hints)}. It draws: {', '.join(OBJECTS)}; "
-            f"on {', '.join(GROUND_PHRASES)}, by day, at sunset or at night; or on a {', '.join(COLOR_WORDS)} background."
+            f"on {', '.join(GROUND_PHRASES)}, by day, at sunset or at night; "
+            f"or on a {', '.join(COLOR_WORDS)} background."
         )
     if len(words) > MAX_WORDS:
         raise ValueError(f"The prompt has {len(words)} words; the builtin model reads at most {MAX_WORDS}. Shorten it.")

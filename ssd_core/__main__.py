@@ -1,0 +1,206 @@
+"""The command line: python -m ssd_core generate "a fox left of a rocket" --out fox.png"""
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from .backbones import Backbone, load_backbone
+from .correction import ACCEPT_REJECT, RULES
+from .decoders import DECODERS, DecodeConfig
+from .generate import Result, generate
+from .heads import Heads, load_heads
+from .pictures import require_png, save_png, sheet, to_pil
+from .sampling import MAX_SEED, SamplingConfig
+from .schedule import PRESETS, SPEEDS, Schedule, speed
+from .session import DecodeEvent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; 0, or 2 after one sentence about what is wrong with the request."""
+    parser = argparse.ArgumentParser(prog="python -m ssd_core", description="Autoregressive image models, fast.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_generate(commands)
+    args = parser.parse_args(argv)
+    try:
+        args.run(args)
+    except torch.OutOfMemoryError as error:
+        print(f"error: out of memory ({error}): lower --batch, or try --dtype bfloat16.", file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped; nothing was written.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _add_generate(commands) -> None:
+    parser = commands.add_parser("generate", help="draw pictures from a sentence", description=_generate.__doc__)
+    parser.set_defaults(run=_generate)
+    parser.add_argument("prompt", help='what to draw, such as "a fox left of a rocket, at night"')
+    parser.add_argument("--out", type=Path, default=Path("out.png"), help="PNG file to write (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help=f"0 to {MAX_SEED}; the default is a new one, which is printed")
+    parser.add_argument("--batch", type=int, default=1, help="pictures, with consecutive seeds (default: %(default)s)")
+    parser.add_argument("--negative", default="", help="negative prompt, for backbones that have one")
+
+    what = parser.add_argument_group("what to write")
+    what.add_argument("--compare", action="store_true", help="AR, SSD and lossless side by side, with time and passes")
+    what.add_argument("--sheet", action="store_true", help="a contact sheet: AR and SSD with r = 0 to 4 rounds")
+
+    how = parser.add_argument_group("how to decode")
+    how.add_argument("--decoder", choices=DECODERS, help="; ".join(f"{k}: {v}" for k, v in DECODERS.items()))
+    how.add_argument("--lossless", action="store_true", help="short for --decoder lossless")
+    how.add_argument(
+        "--window", type=int, default=DecodeConfig.window, help="cells in the lossless window (%(default)s)"
+    )
+    how.add_argument("--speed", choices=SPEEDS, help="a named stop from AR's own picture to the fewest passes")
+    how.add_argument("--r", type=int, help="verify rounds per row: short for --b with --k-v 1")
+    how.add_argument("--b", type=int, help="verify rounds on a freshly drafted block of rows")
+    how.add_argument("--i", type=int, help="incremental rounds on its trailing rows after each commit")
+    how.add_argument("--k-v", type=int, help="rows drafted at once")
+    how.add_argument("--k-h", type=int, help="columns drafted at once in the first row")
+    how.add_argument(
+        "--rule", choices=RULES, default=ACCEPT_REJECT, help="; ".join(f"{k}: {v}" for k, v in RULES.items())
+    )
+
+    sampling = parser.add_argument_group("sampling (defaults: the backbone's own)")
+    sampling.add_argument("--cfg", type=float, help="guidance weight; 1 turns guidance off")
+    sampling.add_argument("--temperature", type=float, help="above 0")
+    sampling.add_argument("--top-k", type=int, help="keep the k likeliest codes; 0 keeps all")
+    sampling.add_argument(
+        "--top-p", type=float, help="keep the smallest set of codes with this probability; 1 keeps all"
+    )
+
+    model = parser.add_argument_group("model")
+    model.add_argument("--backbone", default="builtin", help="(default: %(default)s)")
+    model.add_argument(
+        "--heads", default="auto", help='a heads file, "auto" (the shipped ones), or "none": training-free drafts'
+    )
+    model.add_argument("--device", default="cpu", help="a torch device: cpu, cuda, mps (default: %(default)s)")
+    model.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of the weights"
+    )
+
+
+def _generate(args: argparse.Namespace) -> None:
+    """Draws pictures from one sentence and writes them as PNG, with the settings in the file's text fields."""
+    if args.batch < 1:
+        raise ValueError(f"--batch must be at least 1, got {args.batch}.")
+    require_png(args.out)
+    backbone = load_backbone(args.backbone, device=args.device, dtype=args.dtype)
+    heads = _heads(args, backbone)
+    config, sampling = _config(args, backbone), _sampling(args, backbone)
+    seed = random.randint(0, MAX_SEED - args.batch) if args.seed is None else args.seed
+    seeds = list(range(seed, seed + args.batch))
+
+    if args.compare or args.sheet:
+        if args.batch > 1:
+            raise ValueError("--compare and --sheet draw one picture per decoder: leave --batch at 1.")
+        if args.compare:
+            lossless = replace(config, decoder="lossless")
+            ssd = config if config.decoder == "ssd" else replace(config, decoder="ssd")
+            configs = [replace(config, decoder="ar"), ssd, lossless]
+        else:
+            schedule = replace(config.schedule, k_v=1, i=0)
+            rounds = [replace(config, decoder="ssd", schedule=replace(schedule, b=b)) for b in range(5)]
+            configs = [replace(config, decoder="ar"), *rounds]
+        results = [_run(args, backbone, heads, each, sampling, seeds) for each in configs]
+        images = [to_pil(backbone.decode_image(result.tokens)[0]) for result in results]
+        captions = [_caption(result, results[0]) for result in results]
+        _write(sheet(images, captions, columns=3), args.out, results[-1].metadata(0) | {"decoder": "\n".join(captions)})
+        return
+    result = _run(args, backbone, heads, config, sampling, seeds)
+    for i, rgb in enumerate(backbone.decode_image(result.tokens)):
+        path = args.out if args.batch == 1 else args.out.with_stem(f"{args.out.stem}-{seeds[i]}")
+        _write(to_pil(rgb), path, result.metadata(i))
+
+
+def _write(image, path: Path, facts: dict[str, str]) -> None:
+    save_png(image, path, facts)
+    print(f"wrote {path}")
+
+
+def _heads(args: argparse.Namespace, backbone: Backbone) -> Heads | None:
+    if args.heads == "none":
+        return None
+    if args.heads == "auto":
+        return backbone.shipped_heads()
+    return load_heads(args.heads, backbone.fingerprint, device=backbone.device, dtype=backbone.dtype)
+
+
+def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
+    knobs = {name: getattr(args, name) for name in ("b", "i", "k_v", "k_h") if getattr(args, name) is not None}
+    if args.r is not None:
+        if knobs.keys() & {"b", "i"} or knobs.get("k_v", 1) != 1:
+            raise ValueError("--r is the number of rounds for k_v = 1: give either --r, or --b, --i and --k-v.")
+        knobs |= {"b": args.r, "i": 0, "k_v": 1}
+    if args.lossless and args.decoder not in (None, "lossless"):
+        raise ValueError(f"--lossless and --decoder {args.decoder} contradict each other: give one of them.")
+    if args.speed and (knobs or args.decoder or args.lossless):
+        raise ValueError(
+            "--speed chooses the decoder and its rounds: leave out --decoder, --lossless, --r, --b, --i, --k-v, --k-h."
+        )
+    decoder = "lossless" if args.lossless or args.speed == "lossless" else args.decoder or "ssd"
+    schedule = PRESETS[backbone.family]
+    if args.speed and decoder != "lossless":
+        schedule = speed(args.speed, backbone.family).schedule
+    elif knobs.get("b") is not None and knobs.get("k_v") is None:
+        schedule = Schedule(k_h=schedule.k_h)
+    return DecodeConfig(decoder, replace(schedule, **knobs), args.rule, args.window)
+
+
+def _sampling(args: argparse.Namespace, backbone: Backbone) -> SamplingConfig:
+    given = {name: getattr(args, name) for name in ("cfg", "temperature", "top_k", "top_p")}
+    return replace(backbone.defaults, **{name: value for name, value in given.items() if value is not None})
+
+
+def _run(args, backbone, heads, config: DecodeConfig, sampling: SamplingConfig, seeds: list[int]) -> Result:
+    """One decode with a progress bar (on terminals only) and a line of statistics."""
+    with tqdm(
+        total=1000,
+        desc=config.decoder,
+        disable=None,
+        leave=False,
+        bar_format="{desc} {bar} {percentage:3.0f}% {elapsed}",
+    ) as bar:
+
+        def show(event: DecodeEvent) -> None:
+            bar.update(round(1000 * event.progress) - bar.n)
+
+        prompts, negatives = [args.prompt] * len(seeds), [args.negative] * len(seeds)
+        result = generate(backbone, prompts, seeds, config, sampling, heads=heads, negatives=negatives, on_event=show)
+    kept = " ".join(f"{share:.0%}" for share in result.acceptance.values())
+    print(
+        f"{result.config}: {result.nfe} passes, {result.seconds:.2f} s, seeds {seeds}"
+        + (f", kept per round {kept}" if kept else "")
+    )
+    return result
+
+
+def _caption(result: Result, reference: Result) -> str:
+    """Three lines under a picture: decoder, cost, and how it compares with AR."""
+    config = result.config
+    title = {
+        "ar": "AR",
+        "lossless": f"lossless, window {config.window}",
+        "ssd": f"SSD {config.schedule}, {config.rule}",
+    }
+    cost = f"{result.nfe} passes, {result.seconds:.2f} s"
+    if result is reference:
+        return f"{title[config.decoder]}\n{cost}\nseed {result.seeds[0]}"
+    ratios = f" ({reference.nfe / result.nfe:.1f}x, {reference.seconds / result.seconds:.1f}x)"
+    equal = (result.tokens == reference.tokens).float().mean().item()
+    kept = list(result.acceptance.values())
+    accepted = f", kept {kept[0]:.0%} to {kept[-1]:.0%}" if kept else ""
+    return f"{title[config.decoder]}\n{cost}{ratios}\n{equal:.0%} of cells equal AR's{accepted}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
