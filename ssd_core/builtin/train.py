@@ -151,10 +151,27 @@ def _train_scorer(args: argparse.Namespace) -> None:
     train_scorer(args)
 
 
+def _train_heads(args: argparse.Namespace) -> None:
+    from ..training.__main__ import main as train_heads
+
+    options = {
+        "--weights": args.weights,
+        "--out": args.weights / "heads.safetensors",
+        "--work": args.out / "heads",
+        "--pictures": 1000,
+        "--steps": args.steps,
+        "--batch": args.batch,
+        "--expansion": 1.0,  # the model is small: so are its heads, and the learning rate is larger
+        "--lr": 1e-3,
+    }
+    train_heads([str(part) for option in options.items() for part in option])
+
+
 STAGES = {
     "tokenizer": (train_tokenizer, 6000, 8),
     "transformer": (train_transformer, 4500, 8),
     "scorer": (_train_scorer, 2000, 16),
+    "heads": (_train_heads, 728, 8),  # six epochs
 }
 
 

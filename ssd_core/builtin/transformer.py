@@ -66,12 +66,25 @@ class Attention(nn.Module):
         q, k = _rotate(self.q_norm(q), *rope), _rotate(self.k_norm(k), *rope)
         if cache is not None:
             k, v = cache.write(self.layer, slots, k, v, mask.shape[-1])
-        if self.training:  # the fused kernel's backward pass is slow on CPUs
-            scores = (q @ k.transpose(-1, -2)) * self.head_dim**-0.5
-            attended = scores.masked_fill(~mask, -1e9).softmax(-1).to(v.dtype) @ v
+        if self.training:
+            attended = _causal_attention(q, k, v, mask)
         else:
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(attended.transpose(1, 2).reshape(rows, n, width))
+
+
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, chunk: int = 148) -> Tensor:
+    """Plain attention for training on CPUs, where the fused kernel's backward pass is slow.
+
+    Chunks of queries leave out the keys that come after all of them: a third less work.
+    """
+    parts = []
+    for start in range(0, q.shape[2], chunk):
+        stop = min(start + chunk, q.shape[2])
+        scores = q[:, :, start:stop] @ k[:, :, :stop].transpose(-1, -2) * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~mask[:, :, start:stop, :stop], -1e9).softmax(-1)
+        parts.append(weights.to(v.dtype) @ v[:, :, :stop])
+    return torch.cat(parts, 2)
 
 
 class Layer(nn.Module):

@@ -83,7 +83,7 @@ def fit(
     average = {name: value.detach().clone() for name, value in model.state_dict().items()} if config.ema else {}
     start = 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=accelerator.device, weights_only=True)
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
         if saved["identity"] != identity:
             raise ValueError(
                 f"{checkpoint} belongs to another run ({saved['identity']}), not to this one ({identity}). "
@@ -91,9 +91,10 @@ def fit(
             )
         start = saved["step"]
         model.load_state_dict(saved["model"])
-        average = saved["average"]
+        average = {name: value.to(accelerator.device) for name, value in saved["average"].items()}
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
+    accelerator.wait_for_everyone()  # the first process may replace the checkpoint only when all have read it
 
     def save(step: int) -> None:
         if not accelerator.is_main_process:
@@ -145,7 +146,7 @@ def fit(
                     bar.set_postfix(shown)
                     _append(log, accelerator, {"step": step, **shown, "seconds": time.perf_counter() - began})
                     if on_step:
-                        on_step(step, float(value))
+                        on_step(step, float(value.detach()))
                 if step % config.save_every == 0 and step < config.steps:
                     save(step)
         except KeyboardInterrupt:
