@@ -13,7 +13,7 @@ from .generate import Result, generate
 from .grid import TokenGrid
 from .heads import HeadsError, HeadSet, load_heads, save_heads
 from .sampling import SamplingConfig
-from .schedule import PRESETS, SPEEDS, Schedule, speed
+from .schedule import PRESETS, SPEEDS, Preset, Schedule, speed_schedule
 from .session import DecodeEvent, DecodingSession
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "DecodingSession",
     "HeadSet",
     "HeadsError",
+    "Preset",
     "Result",
     "SamplingConfig",
     "Schedule",
@@ -34,5 +35,5 @@ __all__ = [
     "load_backbone",
     "load_heads",
     "save_heads",
-    "speed",
+    "speed_schedule",
 ]

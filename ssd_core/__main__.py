@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from PIL import Image
 from tqdm import tqdm
 
 from .backbones import Backbone, load_backbone
@@ -17,7 +18,7 @@ from .generate import Result, generate
 from .heads import Heads, load_heads
 from .pictures import require_png, save_png, sheet, to_pil
 from .sampling import MAX_SEED, SamplingConfig
-from .schedule import PRESETS, SPEEDS, Schedule, speed
+from .schedule import SPEEDS, Schedule
 from .session import DecodeEvent
 
 
@@ -29,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         args.run(args)
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         print(f"error: out of memory ({error}): lower --batch, or try --dtype bfloat16.", file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("Stopped; nothing was written.", file=sys.stderr)
+        print("Stopped.", file=sys.stderr)
         return 130
     return 0
 
@@ -51,6 +52,7 @@ def _add_generate(commands) -> None:
     parser.add_argument("--negative", default="", help="negative prompt, for backbones that have one")
 
     what = parser.add_argument_group("what to write")
+    what = what.add_mutually_exclusive_group()
     what.add_argument("--compare", action="store_true", help="AR, SSD and lossless side by side, with time and passes")
     what.add_argument("--sheet", action="store_true", help="a contact sheet: AR and SSD with r = 0 to 4 rounds")
 
@@ -95,26 +97,15 @@ def _generate(args: argparse.Namespace) -> None:
         raise ValueError(f"--batch must be at least 1, got {args.batch}.")
     require_png(args.out)
     backbone = load_backbone(args.backbone, device=args.device, dtype=args.dtype)
-    heads = _heads(args, backbone)
-    config, sampling = _config(args, backbone), _sampling(args, backbone)
+    heads, config = _heads(args, backbone), _config(args, backbone)
+    sampling = backbone.defaults.updated(cfg=args.cfg, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     seed = random.randint(0, MAX_SEED - args.batch) if args.seed is None else args.seed
     seeds = list(range(seed, seed + args.batch))
 
     if args.compare or args.sheet:
         if args.batch > 1:
             raise ValueError("--compare and --sheet draw one picture per decoder: leave --batch at 1.")
-        if args.compare:
-            lossless = replace(config, decoder="lossless")
-            ssd = config if config.decoder == "ssd" else replace(config, decoder="ssd")
-            configs = [replace(config, decoder="ar"), ssd, lossless]
-        else:
-            schedule = replace(config.schedule, k_v=1, i=0)
-            rounds = [replace(config, decoder="ssd", schedule=replace(schedule, b=b)) for b in range(5)]
-            configs = [replace(config, decoder="ar"), *rounds]
-        results = [_run(args, backbone, heads, each, sampling, seeds) for each in configs]
-        images = [to_pil(backbone.decode_image(result.tokens)[0]) for result in results]
-        captions = [_caption(result, results[0]) for result in results]
-        _write(sheet(images, captions, columns=3), args.out, results[-1].metadata(0) | {"decoder": "\n".join(captions)})
+        _generate_sheet(args, backbone, heads, config, sampling, seeds)
         return
     result = _run(args, backbone, heads, config, sampling, seeds)
     for i, rgb in enumerate(backbone.decode_image(result.tokens)):
@@ -122,7 +113,25 @@ def _generate(args: argparse.Namespace) -> None:
         _write(to_pil(rgb), path, result.metadata(i))
 
 
-def _write(image, path: Path, facts: dict[str, str]) -> None:
+def _generate_sheet(args, backbone: Backbone, heads: Heads | None, config, sampling, seeds: list[int]) -> None:
+    """Several decoders on one prompt and seed, on one sheet."""
+    ar, ssd = replace(config, decoder="ar"), replace(config, decoder="ssd")
+    if args.compare:
+        configs = [ar, ssd, replace(config, decoder="lossless")]
+    else:
+        schedule = replace(config.schedule, k_v=1, i=0)
+        configs = [ar] + [replace(ssd, schedule=replace(schedule, b=rounds)) for rounds in range(5)]
+    warm_up = replace(ssd, schedule=Schedule(b=0))  # so that the first one's time is fair
+    generate(backbone, [args.prompt], seeds, warm_up, sampling)
+    results = [_run(args, backbone, heads, each, sampling, seeds) for each in configs]
+    images = [to_pil(backbone.decode_image(result.tokens)[0]) for result in results]
+    captions = [_caption(result, results[0]) for result in results]
+    facts = results[0].metadata(0) | {"decoder": "\n\n".join(captions)}
+    del facts["nfe"], facts["seconds"]
+    _write(sheet(images, captions, columns=3), args.out, facts)
+
+
+def _write(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
     save_png(image, path, facts)
     print(f"wrote {path}")
 
@@ -136,6 +145,7 @@ def _heads(args: argparse.Namespace, backbone: Backbone) -> Heads | None:
 
 
 def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
+    config = replace(DecodeConfig.preset(backbone.family), rule=args.rule, window=args.window)
     knobs = {name: getattr(args, name) for name in ("b", "i", "k_v", "k_h") if getattr(args, name) is not None}
     if args.r is not None:
         if knobs.keys() & {"b", "i"} or knobs.get("k_v", 1) != 1:
@@ -143,22 +153,15 @@ def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
         knobs |= {"b": args.r, "i": 0, "k_v": 1}
     if args.lossless and args.decoder not in (None, "lossless"):
         raise ValueError(f"--lossless and --decoder {args.decoder} contradict each other: give one of them.")
-    if args.speed and (knobs or args.decoder or args.lossless):
-        raise ValueError(
-            "--speed chooses the decoder and its rounds: leave out --decoder, --lossless, --r, --b, --i, --k-v, --k-h."
-        )
-    decoder = "lossless" if args.lossless or args.speed == "lossless" else args.decoder or "ssd"
-    schedule = PRESETS[backbone.family]
-    if args.speed and decoder != "lossless":
-        schedule = speed(args.speed, backbone.family).schedule
-    elif knobs.get("b") is not None and knobs.get("k_v") is None:
-        schedule = Schedule(k_h=schedule.k_h)
-    return DecodeConfig(decoder, replace(schedule, **knobs), args.rule, args.window)
-
-
-def _sampling(args: argparse.Namespace, backbone: Backbone) -> SamplingConfig:
-    given = {name: getattr(args, name) for name in ("cfg", "temperature", "top_k", "top_p")}
-    return replace(backbone.defaults, **{name: value for name, value in given.items() if value is not None})
+    decoder = "lossless" if args.lossless else args.decoder
+    if args.speed and (knobs or decoder):
+        raise ValueError("--speed chooses the decoder and its rounds: leave out the other options that do.")
+    if knobs and decoder in ("ar", "lossless") and not (args.compare or args.sheet):
+        given = ", ".join("--" + name.replace("_", "-") for name in knobs)
+        raise ValueError(f"The schedule ({given}) is SSD's; {decoder} has none: leave it out, or use --decoder ssd.")
+    if args.speed:
+        return config.at_speed(args.speed, backbone.family)
+    return replace(config, decoder=decoder or "ssd", schedule=replace(config.schedule, **knobs))
 
 
 def _run(args, backbone, heads, config: DecodeConfig, sampling: SamplingConfig, seeds: list[int]) -> Result:

@@ -19,11 +19,6 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
-    @property
-    def slots(self) -> int:
-        """Number of slots per row."""
-        return self.keys.shape[3]
-
     def write(
         self, layer: int, slots: slice | Tensor, keys: Tensor, values: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
@@ -40,3 +35,14 @@ class KVCache:
             layer_keys.scatter_(2, index, keys)
             layer_values.scatter_(2, index, values)
         return layer_keys[:, :, :length], layer_values[:, :, :length]
+
+
+def causal_mask(valid: Tensor) -> Tensor:
+    """Causal attention over slots that hold something: valid bool [rows, n] -> bool [rows, 1, n, n].
+
+    Every slot sees itself even if it is padding: a query without any key is undefined in some kernels.
+    """
+    n = valid.shape[1]
+    causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
+    itself = torch.eye(n, dtype=torch.bool, device=valid.device)
+    return (causal & valid[:, None] | itself)[:, None]

@@ -20,14 +20,16 @@ class Result:
     """What a run drew and what it took.
 
     tokens int64 [B, rows, cols]; nfe: backbone passes; seconds: the decoder's own time, prefill included,
-    pixels not; acceptance: share of tokens that each verify round kept, by round number.
+    pixels not; acceptance: share of tokens that each verify round below the first row kept, by round.
     """
 
     backbone: str
     prompts: list[str]
+    negatives: list[str] | None
     seeds: list[int]
     config: DecodeConfig
     sampling: SamplingConfig
+    trained_heads: bool
     tokens: Tensor
     nfe: int
     planned_nfe: int | None
@@ -35,19 +37,22 @@ class Result:
     acceptance: dict[int, float] = field(default_factory=dict)
 
     def metadata(self, image: int) -> dict[str, str]:
-        """Facts about one image, for the text fields of its file."""
+        """What it takes to draw one image again, and what it took, for the text fields of its file."""
         sampling = self.sampling
-        return {
+        facts = {
             "prompt": self.prompts[image],
+            "negative": self.negatives[image] if self.negatives else "",
             "seed": str(self.seeds[image]),
             "decoder": str(self.config),
-            "nfe": str(self.nfe),
-            "seconds": f"{self.seconds:.3f}",
+            "heads": "trained" if self.trained_heads else "none",
             "sampling": f"cfg={sampling.cfg} temperature={sampling.temperature} "
             f"top_k={sampling.top_k} top_p={sampling.top_p}",
             "backbone": self.backbone,
+            "nfe": str(self.nfe),
+            "seconds": f"{self.seconds:.3f}",
             "software": "ComfyUI-SSD",
         }
+        return {name: value for name, value in facts.items() if value}
 
 
 def generate(
@@ -64,28 +69,30 @@ def generate(
 ) -> Result:
     """Decodes a batch, one prompt and one seed per image; `backbone.decode_image(result.tokens)` paints it.
 
-    on_event sees every event, off the decoder's clock; an exception it raises ends the run.
+    config: by default SSD with the family's preset; sampling: by default the backbone's own. on_event sees
+    every event, off the decoder's clock; an exception it raises ends the run.
     """
-    config = config or DecodeConfig()
+    config = config or DecodeConfig.preset(backbone.family)
     session = DecodingSession(
         backbone, prompts, seeds, sampling, grid=grid, negatives=negatives, lookahead=config.lookahead
     )
     kept: dict[int, list[Tensor]] = defaultdict(list)
-    for event in decode(session, config, heads):
-        if event.round is not None:
-            kept[event.round].append(event.accepted.float().mean())
+    for event in decode(session, config, heads, synchronize=on_event is not None):
+        if event.round is not None and event.rows.start > 0:
+            kept[event.round].append(event.accepted.flatten())
         if on_event:
             on_event(event)
-    tokens = event.tokens.clone()  # waits for the device: the clock of the last event may still run ahead
     return Result(
-        backbone=backbone.name,
+        backbone=f"{backbone.name} {backbone.fingerprint} {backbone.dtype} {backbone.device.type}",
         prompts=prompts,
+        negatives=negatives,
         seeds=seeds,
         config=config,
         sampling=session.sampling,
-        tokens=tokens,
+        trained_heads=heads is not None,
+        tokens=event.tokens.clone(),
         nfe=session.nfe,
         planned_nfe=config.planned_nfe(session),
         seconds=session.seconds,
-        acceptance={number: float(torch.stack(shares).mean()) for number, shares in sorted(kept.items())},
+        acceptance={number: float(torch.cat(cells).float().mean()) for number, cells in sorted(kept.items())},
     )

@@ -81,8 +81,16 @@ class HeadSet(nn.Module):
         """States `offset` rows below the given cells: h, e [..., D] -> [..., D]."""
         return self.vertical[offset - 1](h, e)
 
-    def require(self, k_h: int, k_v: int) -> None:
-        """Raises HeadsError unless offsets 1..k_h and 1..k_v are there."""
+    def require(self, backbone_fingerprint: str, dtype: torch.dtype, k_h: int = 1, k_v: int = 1) -> None:
+        """Raises HeadsError unless they fit a backbone and offsets 1..k_h and 1..k_v are there."""
+        if self.fingerprint != backbone_fingerprint:
+            raise HeadsError(
+                f"These heads were trained for backbone {self.fingerprint}, not for {backbone_fingerprint}: "
+                "load those of this backbone, or decode without heads."
+            )
+        own = next(self.parameters()).dtype
+        if own != dtype:
+            raise HeadsError(f"The heads are {own}, the backbone is {dtype}: load them with dtype={dtype}.")
         if k_h > self.k_h or k_v > self.k_v:
             raise HeadsError(
                 f"The schedule drafts k_h={k_h} columns and k_v={k_v} rows at once, but these heads reach only "
@@ -101,8 +109,8 @@ class IdentityHeads:
 
     draft_below = draft_right
 
-    def require(self, k_h: int, k_v: int) -> None:
-        """Any offset will do."""
+    def require(self, backbone_fingerprint: str, dtype: torch.dtype, k_h: int = 1, k_v: int = 1) -> None:
+        """Any backbone and offset will do."""
 
 
 Heads = HeadSet | IdentityHeads
@@ -160,18 +168,15 @@ def load_heads(
                     f"{path} was trained for backbone {metadata['fingerprint']}, but the loaded one is {fingerprint}: "
                     "choose the heads of this backbone, or train some with python -m ssd_core.training."
                 )
-            heads = HeadSet(
-                int(metadata["hidden_size"]),
-                fingerprint,
-                int(metadata["k_h"]),
-                int(metadata["k_v"]),
-                float(metadata["expansion"]),
-            )
+            sizes = int(metadata["hidden_size"]), int(metadata["k_h"]), int(metadata["k_v"])
+            with torch.device("meta"):
+                heads = HeadSet(sizes[0], fingerprint, *sizes[1:], float(metadata["expansion"]))
             expected, found = set(heads.state_dict()), set(file.keys())
             if expected - found:
-                offsets = sorted({".".join(name.split(".")[:2]) for name in expected - found})
+                parts = sorted({tuple(name.split(".")[:2]) for name in expected - found})
+                missing = ", ".join(f"{direction} offset {int(number) + 1}" for direction, number in parts)
                 raise HeadsError(
-                    f"{path} lacks the tensors of {', '.join(offsets)} (found {len(found)} of {len(expected)}): "
+                    f"{path} lacks {missing} (found {len(found)} tensors of {len(expected)}): "
                     "the file is incomplete, copy or train it again."
                 )
             state = {name: file.get_tensor(name).to(dtype) for name in expected}
@@ -181,5 +186,8 @@ def load_heads(
         ) from error
     except KeyError as error:
         raise HeadsError(f"{path} lacks the metadata entry {error}: train the heads again.") from error
-    heads.load_state_dict(state)
-    return heads.to(device=device, dtype=dtype).eval()
+    try:
+        heads.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise HeadsError(f"The tensors in {path} do not have the sizes its metadata say: train them again.") from error
+    return heads.to(device).eval().requires_grad_(False)

@@ -5,7 +5,7 @@ pictures as one at a time, whatever the decoder.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ MAX_SEED = 2**31 - 1  # larger seeds lose digits in browsers
 class SamplingConfig:
     """cfg: guidance weight w in l = l_u + w (l_c - l_u); 1 turns guidance, and its second half batch, off.
 
-    temperature > 0; top_k: keep the k likeliest codes (0: all); top_p: keep the smallest set of codes
-    with at least this probability (1: all).
+    temperature > 0; top_k: keep the k likeliest codes and what ties with the last (0: all); top_p: keep
+    the smallest set of codes with at least this probability (1: all).
     """
 
     cfg: float = 1.0
@@ -39,6 +39,10 @@ class SamplingConfig:
             raise ValueError(f"top_k must not be negative (0 keeps every code), got {self.top_k}.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}.")
+
+    def updated(self, **values: float | None) -> "SamplingConfig":
+        """A copy with other values; None keeps the present one."""
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
 
     @property
     def guided(self) -> bool:
@@ -61,7 +65,7 @@ def log_probs(logits: Tensor, config: SamplingConfig) -> Tensor:
         least = logits.topk(config.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     if config.top_p < 1:
-        ranked, order = logits.sort(dim=-1, descending=True)
+        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
         before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= config.top_p)
         logits = logits.masked_fill(dropped, -torch.inf)
@@ -74,15 +78,18 @@ _SHARED, _FRESH, _UNIFORM = 0, 1, 2
 class Noise:
     """Random numbers for B images, by row of the grid.
 
-    seeds: one per image, 0..2**31 - 1. Shared rows are kept while they are in flight only: a row of
-    Emu3 is 90 x 32,768 numbers, the whole picture would be a gigabyte.
+    seeds: one per image, 0..2**31 - 1. Shared rows are kept for the `rows_in_flight` of each image only:
+    a row of Emu3 is 90 x 32,768 numbers, the whole picture would be a gigabyte.
     """
 
-    def __init__(self, seeds: list[int], grid: TokenGrid, codebook_size: int, device: torch.device):
+    def __init__(
+        self, seeds: list[int], grid: TokenGrid, codebook_size: int, device: torch.device, rows_in_flight: int = 4
+    ):
         for seed in seeds:
             if not 0 <= seed <= MAX_SEED:
                 raise ValueError(f"Seeds run from 0 to {MAX_SEED}, got {seed}.")
         self.seeds, self.grid, self.codebook_size, self.device = seeds, grid, codebook_size, device
+        self.rows_in_flight = rows_in_flight
         self._generator = torch.Generator(device)
         self._kept: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
@@ -91,14 +98,14 @@ class Noise:
         if purpose == _UNIFORM:
             return torch.rand(shape, generator=self._generator, device=self.device)
         exponential = torch.empty(shape, device=self.device).exponential_(generator=self._generator)
-        return exponential.clamp_(min=1e-30).log_().neg_()  # Gumbel
+        return exponential.clamp_(min=1e-10).log_().neg_()  # Gumbel
 
     def shared_row(self, image: int, row: int) -> Tensor:
         """The Gumbel noise of one image's row, [cols, V]: the same for AR, drafts and every pass."""
         key = (image, row)
         if key not in self._kept:
             self._kept[key] = self._draw(image, row, _SHARED, 0, (self.grid.cols, self.codebook_size))
-            while len(self._kept) > 8 * len(self.seeds):
+            while len(self._kept) > self.rows_in_flight * len(self.seeds):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
@@ -123,7 +130,7 @@ class Noise:
 
 
 def _mix(*numbers: int) -> int:
-    """A 63-bit seed from small integers (splitmix64's finaliser after each)."""
+    """A generator seed from small integers (splitmix64's finaliser after each)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) % 2**64

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from .grid import TokenGrid
+from .sampling import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -43,38 +44,39 @@ class Schedule:
         return f"b={self.b} i={self.i} k_h={self.k_h} k_v={self.k_v}"
 
 
-# The paper's default configuration of each backbone (Table 6); "builtin" is ours.
+@dataclass(frozen=True)
+class Preset:
+    """How a backbone family is decoded unless somebody says otherwise."""
+
+    schedule: Schedule
+    sampling: SamplingConfig
+
+
+# The inference half of the paper's Table 6; "builtin" is ours.
 PRESETS = {
-    "builtin": Schedule(b=2),
-    "janus-pro": Schedule(b=2),
-    "lumina-mgpt": Schedule(b=5, i=4, k_v=2),
-    "emu3": Schedule(b=5),
+    "builtin": Preset(Schedule(b=2), SamplingConfig(cfg=3.0)),
+    "janus-pro": Preset(Schedule(b=2), SamplingConfig(cfg=5.0)),
+    "lumina-mgpt": Preset(Schedule(b=5, i=4, k_v=2), SamplingConfig(cfg=4.0)),
+    "emu3": Preset(Schedule(b=5), SamplingConfig(cfg=3.0)),
 }
 
 SPEEDS = ("lossless", "quality", "balanced", "fast", "fastest")
 
 
-@dataclass(frozen=True)
-class Speed:
-    """One stop of the speed scale: `schedule` is None for lossless, which has no fixed number of passes."""
+def speed_schedule(name: str, family: str = "builtin") -> Schedule | None:
+    """The schedule at a stop of the speed scale; None for "lossless", which has no fixed number of passes.
 
-    name: str
-    schedule: Schedule | None
-
-
-def speed(name: str, family: str = "builtin") -> Speed:
-    """The named stop for a backbone family: "balanced" is its preset, "fastest" never verifies.
-
-    Raises ValueError that lists the names.
+    "balanced" is the family's preset, "fastest" never verifies. Raises ValueError that lists the names.
     """
     if name not in SPEEDS:
         raise ValueError(f'Unknown speed "{name}": choose one of {", ".join(SPEEDS)}.')
-    preset = PRESETS[family]
-    schedules = {
+    if family not in PRESETS:
+        raise ValueError(f'Unknown backbone family "{family}": there are {", ".join(PRESETS)}.')
+    balanced = PRESETS[family].schedule
+    return {
         "lossless": None,
-        "quality": replace(preset, b=2 * preset.b, i=2 * preset.i),
-        "balanced": preset,
-        "fast": replace(preset, b=math.ceil(preset.b / 2), i=preset.i // 4),
+        "quality": replace(balanced, b=2 * balanced.b, i=2 * balanced.i),
+        "balanced": balanced,
+        "fast": replace(balanced, b=math.ceil(balanced.b / 2), i=balanced.i // 4),
         "fastest": Schedule(b=0),
-    }
-    return Speed(name, schedules[name])
+    }[name]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .backbones.base import Backbone
+from .cache import causal_mask
 from .correction import Draws
 from .grid import TokenGrid
 from .sampling import Noise, SamplingConfig, log_probs
@@ -61,7 +62,7 @@ class DecodingSession:
             raise ValueError(f"One negative per prompt, please: got {len(negatives)} for {len(prompts)} prompts.")
         self.backbone, self.sampling = backbone, sampling or backbone.defaults
         self.grid = grid or backbone.grid()
-        self.batch = len(prompts)
+        self.batch, self.lookahead = len(prompts), lookahead
         if self.sampling.guided:
             negatives = negatives or [""] * self.batch
         elif negatives is not None and any(negatives):
@@ -73,7 +74,8 @@ class DecodingSession:
         device = backbone.device
         cells = self.grid.size + lookahead
         self.cache = backbone.new_cache(self.rows, self.prompt.length + cells)
-        self.noise = Noise(seeds, self.grid, backbone.codebook_size, device)
+        in_flight = 4 + lookahead // self.grid.stride
+        self.noise = Noise(seeds, self.grid, backbone.codebook_size, device, in_flight)
         self._slots = torch.arange(self.prompt.length + cells, device=device)
         generated = torch.ones(self.rows, cells, dtype=torch.bool, device=device)
         self._valid = torch.cat((self.prompt.mask, generated), 1)
@@ -90,9 +92,8 @@ class DecodingSession:
     def prefill(self) -> Tensor:
         """Runs the prompt; the state [rows, 1, D] that predicts cell 0."""
         length = self.prompt.length
-        mask = self._valid[:, None, None, :length] & (self._slots[:length] <= self._slots[:length, None])
-        mask = mask | torch.eye(length, dtype=torch.bool, device=mask.device)  # padding sees itself: no empty rows
-        return self._pass(self.backbone.embed_text(self.prompt.ids), slice(0, length), mask)[:, -1:]
+        x = self.backbone.embed_text(self.prompt.ids)
+        return self._pass(x, slice(0, length), causal_mask(self.prompt.mask))[:, -1:]
 
     def forward(self, start: int, count: int) -> Tensor:
         """Feeds the present tokens of raster cells start..start+count-1; the states [rows, count, D] that
@@ -165,6 +166,11 @@ class DecodingSession:
     def seconds(self) -> float:
         """The decoder's own time so far: the clock stops while a listener handles an event."""
         return self._spent + (time.perf_counter() - self._began if self._began else 0.0)
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all passes, so that `seconds` counts them."""
+        if self.backbone.device.type != "cpu":
+            getattr(torch, self.backbone.device.type).synchronize()
 
     def start_clock(self) -> None:
         """Called by `decode` when the decoder runs on."""

@@ -7,8 +7,10 @@ from ssd_core.backbones.base import Prompt
 from ssd_core.backbones.builtin import BuiltinBackbone
 from ssd_core.builtin.tokenizer import ImageTokenizer
 from ssd_core.builtin.transformer import BuiltinTransformer, TransformerConfig
+from ssd_core.decoders import decode
 from ssd_core.grid import TokenGrid
 from ssd_core.heads import HeadSet
+from ssd_core.session import DecodingSession
 
 
 class FakeBackbone(BuiltinBackbone):
@@ -48,3 +50,22 @@ def random_heads(backbone: BuiltinBackbone, k_h: int = 3, k_v: int = 3) -> HeadS
     """Heads with random weights: drafts that are mostly wrong."""
     torch.manual_seed(1)
     return HeadSet(backbone.hidden_size, backbone.fingerprint, k_h, k_v).eval()
+
+
+def run(backbone, config, *, heads=None, sampling=None, prompts=("abc",), seeds=(0,)):
+    """Decodes; the last event and the session."""
+    session = DecodingSession(backbone, list(prompts), list(seeds), sampling, lookahead=config.lookahead)
+    *_, last = decode(session, config, heads)
+    return last, session
+
+
+@torch.no_grad()
+def uncached_states(session: DecodingSession, tokens: Tensor) -> Tensor:
+    """States [rows, size, D] that predict cells 0, 1, ... of raster tokens [B, size]: one pass, no cache."""
+    backbone, prompt = session.backbone, session.prompt
+    x = torch.cat((backbone.embed_text(prompt.ids), session.embed(tokens[:, :-1])), 1)
+    slots = torch.arange(x.shape[1])
+    real = torch.cat((prompt.mask, torch.ones(len(x), tokens.shape[1] - 1, dtype=torch.bool)), 1)
+    mask = (slots <= slots[:, None]) & real[:, None, None] | torch.eye(len(slots), dtype=torch.bool)
+    h = backbone.forward(x, slots - prompt.offset[:, None], mask, None, None)
+    return h[:, prompt.length - 1 :]

@@ -131,6 +131,7 @@ def test_noise_depends_on_seed_row_purpose_and_round_only():
     assert torch.equal(one.fresh(range(2, 3), 6)[0], two.fresh(range(1, 3), 6)[1, 1:])
     assert not torch.equal(one.fresh(range(1), 0), one.fresh(range(1), 1))
     assert not torch.equal(one.shared(range(1)), one.shared(range(1, 2)))
+    assert not torch.equal(one.shared(range(1)), one.fresh(range(1), 0))  # resampling is independent of AR's noise
     assert not torch.equal(two.uniform(range(1), 0)[0], two.uniform(range(1), 0)[1])
     with pytest.raises(ValueError, match="Seeds run from 0"):
         Noise([-1], grid, 7, torch.device("cpu"))

@@ -3,7 +3,7 @@
 import pytest
 
 from ssd_core.grid import TokenGrid
-from ssd_core.schedule import PRESETS, SPEEDS, Schedule, speed
+from ssd_core.schedule import PRESETS, SPEEDS, Schedule, speed_schedule
 
 JANUS, LUMINA, EMU3 = TokenGrid(24, 24), TokenGrid(48, 48, eol=True), TokenGrid(90, 90, eol=True)
 
@@ -43,17 +43,28 @@ def test_ar_counts_of_table_1():
 
 
 def test_presets_are_table_6():
-    assert PRESETS["janus-pro"].planned_nfe(JANUS) == 80
-    assert PRESETS["lumina-mgpt"].planned_nfe(LUMINA) == 280
-    assert PRESETS["emu3"].planned_nfe(EMU3) == 571
+    for family, grid, nfe, cfg in (
+        ("janus-pro", JANUS, 80, 5),
+        ("lumina-mgpt", LUMINA, 280, 4),
+        ("emu3", EMU3, 571, 3),
+    ):
+        assert PRESETS[family].schedule.planned_nfe(grid) == nfe
+        assert (PRESETS[family].sampling.cfg, PRESETS[family].sampling.temperature) == (cfg, 1)
 
 
 @pytest.mark.parametrize("family", PRESETS)
 def test_the_speed_scale_takes_fewer_passes_at_every_stop(family):
-    stops = [speed(name, family).schedule for name in SPEEDS]
+    stops = [speed_schedule(name, family) for name in SPEEDS]
     assert stops[0] is None  # lossless
     passes = [schedule.planned_nfe(LUMINA) for schedule in stops[1:]]
     assert passes == sorted(set(passes), reverse=True)
+
+
+def test_unknown_speeds_and_families_are_refused():
+    with pytest.raises(ValueError, match="lossless, quality, balanced, fast, fastest"):
+        speed_schedule("warp")
+    with pytest.raises(ValueError, match="janus-pro"):
+        speed_schedule("fast", "llama")
 
 
 def test_blocks_cover_every_row_once():

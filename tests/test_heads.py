@@ -47,8 +47,10 @@ def test_missing_file(tmp_path):
 
 def test_heads_of_another_backbone(saved):
     path, _, backbone = saved
-    with pytest.raises(HeadsError, match=f"trained for backbone {backbone.fingerprint}, .* is another-model"):
-        load_heads(path, "another-model")
+    other = FakeBackbone(seed=1)
+    assert other.fingerprint != backbone.fingerprint
+    with pytest.raises(HeadsError, match=f"trained for backbone {backbone.fingerprint}, .* is {other.fingerprint}"):
+        load_heads(path, other.fingerprint)
 
 
 def test_truncated_file(saved):
@@ -64,7 +66,8 @@ def test_truncated_file(saved):
         ({"version": "99"}, "version 99, this program reads version 1"),
         ({"format": "pt"}, 'metadata say "pt", expected "ssd-heads"'),
         ({"pairing": "own"}, 'as "own", expected "predictor"'),
-        ({"k_v": "4"}, r"lacks the tensors of vertical\.3"),
+        ({"k_v": "4"}, "lacks vertical offset 4"),
+        ({"expansion": "1.0"}, "do not have the sizes"),
         ({"k_h": None}, "lacks the metadata entry 'k_h'"),
     ],
 )
@@ -72,6 +75,18 @@ def test_wrong_contents(saved, change, message):
     path, _, backbone = saved
     with safe_open(path, framework="pt") as file:
         metadata = {**file.metadata(), **change}
-    save_file(load_file(path), path, {key: value for key, value in metadata.items() if value is not None})
+    changed = path.with_name("changed.safetensors")
+    save_file(load_file(path), changed, {key: value for key, value in metadata.items() if value is not None})
     with pytest.raises(HeadsError, match=message):
-        load_heads(path, backbone.fingerprint)
+        load_heads(changed, backbone.fingerprint)
+
+
+def test_heads_in_memory_are_checked_before_decoding(saved):
+    _, heads, backbone = saved
+    heads.require(backbone.fingerprint, torch.float32, 3, 3)
+    with pytest.raises(HeadsError, match="lower k_h or k_v"):
+        heads.require(backbone.fingerprint, torch.float32, 4, 1)
+    with pytest.raises(HeadsError, match="not for another-model"):
+        heads.require("another-model", torch.float32)
+    with pytest.raises(HeadsError, match="load them with dtype"):
+        heads.require(backbone.fingerprint, torch.bfloat16)

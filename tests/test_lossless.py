@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fakes import FakeBackbone, random_heads
+from fakes import FakeBackbone, random_heads, run
 
 from ssd_core.decoders import DecodeConfig, decode
 from ssd_core.sampling import SamplingConfig
@@ -16,16 +16,9 @@ SAMPLINGS = {
 }
 
 
-def run(backbone, config, *, heads=None, sampling=None, prompts=("abc",), seeds=(0,)):
-    """The last event and the session of a decode."""
-    session = DecodingSession(backbone, list(prompts), list(seeds), sampling, lookahead=config.lookahead)
-    *_, last = decode(session, config, heads)
-    return last, session
-
-
 @pytest.mark.parametrize("eol", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("window", [1, 4, 9, 40])
+@pytest.mark.parametrize("window", [1, 4, 9, 400])
 def test_equals_ar_for_every_seed(eol, sampling, window):
     backbone = FakeBackbone(eol=eol)
     for seed in range(8):
@@ -43,10 +36,14 @@ def test_each_image_of_a_batch_advances_at_its_own_pace():
     sampling = SamplingConfig(cfg=2.0)
     prompts, seeds = ["a", "a long one", "bc"], [3, 4, 5]
     config = DecodeConfig("lossless", window=7)
-    together, _ = run(backbone, config, sampling=sampling, prompts=prompts, seeds=seeds)
+    together, batch = run(backbone, config, sampling=sampling, prompts=prompts, seeds=seeds)
+    passes = []
     for i in range(3):
-        alone, _ = run(backbone, DecodeConfig("ar"), sampling=sampling, prompts=[prompts[i]], seeds=[seeds[i]])
-        assert torch.equal(together.tokens[i], alone.tokens[0])
+        alone = dict(sampling=sampling, prompts=[prompts[i]], seeds=[seeds[i]])
+        expected, _ = run(backbone, DecodeConfig("ar"), **alone)
+        assert torch.equal(together.tokens[i], expected.tokens[0])
+        passes.append(run(backbone, config, **alone)[1].nfe)
+    assert batch.nfe == max(passes)  # nobody waits for a slower image's drafts
 
 
 def test_greedy_lossless_equals_greedy_ar():
@@ -55,3 +52,26 @@ def test_greedy_lossless_equals_greedy_ar():
     got, session = run(backbone, DecodeConfig("lossless", rule="greedy", window=6))
     assert torch.equal(got.tokens, expected.tokens)
     assert session.nfe < session.grid.size
+
+
+def test_events_name_every_row_that_changed():
+    backbone = FakeBackbone(eol=False)
+    config = DecodeConfig("lossless", window=9)
+    session = DecodingSession(backbone, ["a"], [0], lookahead=config.lookahead)
+    before = torch.full_like(session.cells(range(5)), -1)
+    for event in decode(session, config):
+        changed = (event.tokens != before).any(-1)[0].nonzero().flatten().tolist()
+        if event.phase == "window":
+            assert set(changed) <= set(event.rows)
+            assert event.rows
+        before = event.tokens.clone()
+
+
+def test_a_session_is_checked_before_it_runs():
+    backbone = FakeBackbone()
+    session = DecodingSession(backbone, ["a"], [0])
+    with pytest.raises(ValueError, match="lookahead=12"):
+        decode(session, DecodeConfig("lossless", window=12))
+    list(decode(session, DecodeConfig("ar")))
+    with pytest.raises(ValueError, match="make a new DecodingSession"):
+        decode(session, DecodeConfig("ar"))

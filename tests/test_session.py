@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fakes import FakeBackbone
+from fakes import FakeBackbone, uncached_states
 
 from ssd_core.sampling import SamplingConfig
 from ssd_core.session import DecodingSession
@@ -13,28 +13,16 @@ PROMPTS = ["a", "something longer"]  # left padding differs
 def filled_session(eol: bool) -> DecodingSession:
     session = DecodingSession(FakeBackbone(eol=eol), PROMPTS, [0, 1], SamplingConfig(cfg=2.0), lookahead=4)
     generator = torch.Generator().manual_seed(0)
-    for rows in (range(5),):
-        cells = session.cells(rows)
-        cells.copy_(torch.randint(32, cells.shape, generator=generator))
+    cells = session.cells(range(5))
+    cells.copy_(torch.randint(32, cells.shape, generator=generator))
     return session
-
-
-def uncached_states(session: DecodingSession) -> torch.Tensor:
-    """States [rows, size, D] that predict cells 0, 1, ...: one pass over everything, without a cache."""
-    backbone, prompt, size = session.backbone, session.prompt, session.grid.size
-    x = torch.cat((backbone.embed_text(prompt.ids), session.embed(session.tokens[:, : size - 1])), 1)
-    slots = torch.arange(x.shape[1])
-    real = torch.cat((prompt.mask, torch.ones(len(x), size - 1, dtype=torch.bool)), 1)
-    mask = (slots <= slots[:, None]) & real[:, None, None] | torch.eye(len(slots), dtype=torch.bool)
-    h = backbone.forward(x, slots - prompt.offset[:, None], mask, None, None)
-    return h[:, prompt.length - 1 :]
 
 
 @pytest.mark.parametrize("eol", [False, True])
 @torch.inference_mode()
 def test_block_passes_equal_single_tokens_and_an_uncached_pass(eol):
     session = filled_session(eol)
-    expected = uncached_states(session)
+    expected = uncached_states(session, session.tokens[:, : session.grid.size])
     size = session.grid.size
 
     single = [session.prefill()] + [session.forward(cell, 1) for cell in range(size - 1)]
@@ -47,7 +35,7 @@ def test_block_passes_equal_single_tokens_and_an_uncached_pass(eol):
 @torch.inference_mode()
 def test_a_wrong_guess_leaves_nothing_behind_once_its_cells_are_fed_again():
     session = filled_session(True)
-    expected = uncached_states(session)
+    expected = uncached_states(session, session.tokens[:, : session.grid.size])
     session.prefill()
     right = session.tokens.clone()
     session.forward(0, 7)
@@ -60,7 +48,7 @@ def test_a_wrong_guess_leaves_nothing_behind_once_its_cells_are_fed_again():
 @torch.inference_mode()
 def test_images_at_different_cells_equal_images_at_the_same_cell():
     session = filled_session(True)
-    expected = uncached_states(session)
+    expected = uncached_states(session, session.tokens[:, : session.grid.size])
     session.prefill()
     session.forward(0, 12)
     starts = torch.tensor([5, 12])

@@ -9,29 +9,29 @@ from torch import Tensor
 from ..builtin import words
 from ..builtin.tokenizer import ImageTokenizer
 from ..builtin.transformer import BuiltinTransformer
-from ..builtin.weights import WEIGHTS, load_weights
+from ..builtin.weights import WEIGHTS, load_module
 from ..cache import KVCache
 from ..grid import TokenGrid
 from ..heads import HeadSet, load_heads
-from ..sampling import SamplingConfig
+from ..schedule import PRESETS
 from .base import Backbone, Prompt
 
 
 def load_builtin(*, device: str = "cpu", dtype: str = "auto", folder: Path = WEIGHTS) -> "BuiltinBackbone":
     """The builtin backbone from its shipped weights (or another folder with the same files)."""
-    transformer, tokenizer = BuiltinTransformer(), ImageTokenizer()
-    transformer.load_state_dict(load_weights(folder / "transformer.safetensors"))
-    tokenizer.load_state_dict(load_weights(folder / "tokenizer.safetensors"))
+    transformer = load_module(BuiltinTransformer(), folder / "transformer.safetensors")
+    tokenizer = load_module(ImageTokenizer(), folder / "tokenizer.safetensors")
     if dtype == "auto":
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
-    return BuiltinBackbone(transformer, tokenizer, device=device, dtype=getattr(torch, dtype))
+    heads = folder / "heads.safetensors"
+    return BuiltinBackbone(transformer, tokenizer, device=device, dtype=getattr(torch, dtype), heads=heads)
 
 
 class BuiltinBackbone(Backbone):
     """Any BuiltinTransformer with the tokenizer; also the small real part that tests stand on."""
 
     name = family = "builtin"
-    defaults = SamplingConfig(cfg=3.0)
+    defaults = PRESETS["builtin"].sampling
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class BuiltinBackbone(Backbone):
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        heads: Path | None = None,
     ):
         self.device, self.dtype = torch.device(device), dtype
-        norm = transformer.norm.weight.detach().to("cpu", torch.bfloat16).float()
         config = transformer.config
-        self.fingerprint = f"builtin-{config.hidden_size}-{hashlib.sha256(norm.numpy().tobytes()).hexdigest()[:12]}"
+        self.fingerprint = f"builtin-{config.hidden_size}-{_digest(transformer)}"
         frequencies = transformer.frequencies.float().to(self.device)  # rotary angles need fp32
         self.transformer = transformer.to(device=self.device, dtype=dtype).eval().requires_grad_(False)
         self.transformer.frequencies = frequencies
         self.tokenizer = tokenizer.to(self.device).eval().requires_grad_(False)
         self.hidden_size, self.codebook_size = config.hidden_size, config.codebook_size
-        self._colors: Tensor | None = None
+        self._heads, self._colors = heads, None
 
     def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
         side = self.transformer.config.grid
@@ -105,4 +105,12 @@ class BuiltinBackbone(Backbone):
         return self._colors
 
     def shipped_heads(self) -> HeadSet | None:
-        return load_heads(WEIGHTS / "heads.safetensors", self.fingerprint, device=self.device, dtype=self.dtype)
+        return self._heads and load_heads(self._heads, self.fingerprint, device=self.device, dtype=self.dtype)
+
+
+def _digest(module: torch.nn.Module) -> str:
+    """Names the weights of a module, whatever precision they are held in."""
+    digest = hashlib.sha256()
+    for tensor in module.state_dict().values():
+        digest.update(tensor.detach().to("cpu", torch.bfloat16).view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]

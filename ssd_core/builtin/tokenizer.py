@@ -5,12 +5,14 @@ encoder looks at a patch and its eight neighbours only, so equal surroundings gi
 of the capacity is in the decoder. There is no codebook to collapse (Mentzer et al. 2023).
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEVELS = (8, 8, 6, 5)
-CODEBOOK_SIZE = 8 * 8 * 6 * 5
+CODEBOOK_SIZE = math.prod(LEVELS)
 
 
 class ChannelNorm(nn.Module):
@@ -74,7 +76,7 @@ class ImageTokenizer(nn.Module):
         )
         levels = torch.tensor(LEVELS, dtype=torch.float32).view(-1, 1, 1)
         self.register_buffer("levels", levels, persistent=False)
-        strides = torch.tensor([1, 8, 64, 384]).view(-1, 1, 1)
+        strides = torch.tensor([1, *LEVELS[:-1]]).cumprod(0).view(-1, 1, 1)
         self.register_buffer("strides", strides, persistent=False)
 
     def _digits(self, z: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from ..training.loop import LoopConfig, fit
 from . import scenes, words
 from .tokenizer import ImageTokenizer
 from .transformer import BuiltinTransformer, training_inputs
-from .weights import WEIGHTS, load_weights, save_weights
+from .weights import WEIGHTS, load_module, save_weights
 
 TRAIN_SEED, HELD_SEED = 1, 2  # seeds of the scene data sets
 LONGEST_CAPTION = 17  # words in the longest caption that scenes.caption makes
@@ -88,9 +88,7 @@ def train_tokenizer(args: argparse.Namespace) -> None:
 def train_transformer(args: argparse.Namespace) -> None:
     """Next-code prediction on fresh training scenes, 10 % of the captions dropped for guidance."""
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer()
-    tokenizer.load_state_dict(load_weights(args.weights / "tokenizer.safetensors"))
-    tokenizer.eval()
+    tokenizer = load_module(ImageTokenizer(), args.weights / "tokenizer.safetensors")
     model = BuiltinTransformer()
     cells = scenes.GRID**2
     positions = torch.arange(LONGEST_CAPTION + cells - 1) + words.MAX_WORDS - LONGEST_CAPTION
@@ -169,7 +167,7 @@ def _train_heads(args: argparse.Namespace) -> None:
 
 STAGES = {
     "tokenizer": (train_tokenizer, 6000, 8),
-    "transformer": (train_transformer, 4500, 8),
+    "transformer": (train_transformer, 3200, 8),
     "scorer": (_train_scorer, 2000, 16),
     "heads": (_train_heads, 728, 8),  # six epochs
 }

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cache import KVCache
+from ..cache import KVCache, causal_mask
 from .scenes import GRID
 from .tokenizer import CODEBOOK_SIZE
 from .words import MAX_WORDS, VOCABULARY_SIZE
@@ -160,18 +160,14 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
-def training_inputs(prompts: list[list[int]], prefix: int, cells: int, device: torch.device | str = "cpu"):
+def training_inputs(prompts: list[list[int]], prefix: int, cells: int) -> tuple[Tensor, Tensor]:
     """Left-padded text for teacher forcing: ids [N, prefix], and the causal mask bool [N, 1, T, T].
 
-    T = prefix + cells - 1 inputs. Padding is never attended to, except by itself (a row of the mask
-    without any True would be undefined).
+    T = prefix + cells - 1 inputs: the last cell predicts nothing.
     """
-    total = prefix + cells - 1
     ids = torch.zeros(len(prompts), prefix, dtype=torch.long)
     for row, words in zip(ids, prompts, strict=True):
         row[prefix - len(words) :] = torch.tensor(words)
     first = torch.tensor([prefix - len(words) for words in prompts])
-    causal = torch.ones(total, total, dtype=torch.bool).tril()
-    real = torch.arange(total) >= first[:, None]
-    mask = (causal & real[:, None]) | torch.eye(total, dtype=torch.bool)
-    return ids.to(device), mask[:, None].to(device)
+    real = torch.arange(prefix + cells - 1) >= first[:, None]
+    return ids, causal_mask(real)

@@ -5,24 +5,30 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from ..files import write_atomically
 
 WEIGHTS = Path(__file__).parent
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """A safetensors file as float32 tensors; FileNotFoundError or ValueError that says how to mend it."""
+def load_module(module: nn.Module, path: Path) -> nn.Module:
+    """Fills a module with the weights of a file, in fp32 and eval mode, and returns it.
+
+    Raises FileNotFoundError or ValueError that says how to mend it.
+    """
+    fix = f"Restore it with git, or train it: python -m ssd_core.builtin.train {path.stem}"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing. It is part of the repository: restore it with git, or train it with "
-            f"python -m ssd_core.builtin.train {path.stem}."
-        )
+        raise FileNotFoundError(f"{path} is missing. {fix}")
     try:
-        return {name: tensor.float() for name, tensor in load_file(path).items()}
+        state = {name: tensor.float() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}): restore it with git.") from error
+        raise ValueError(f"{path} is truncated or damaged ({error}). {fix}") from error
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds the weights of another version. {fix}") from error
+    return module.eval()
 
 
 def save_weights(module: nn.Module, path: Path) -> None:

@@ -97,8 +97,8 @@ _FORMS |= {plural(word): noun for word, noun in SYNONYMS.items() if noun in OBJE
 
 
 def split_words(prompt: str) -> list[str]:
-    """Lower-case words of a prompt, without punctuation."""
-    return re.findall(r"[\w-]+", prompt.lower())
+    """Lower-case words of a prompt, without punctuation; "palm tree" is one word."""
+    return re.findall(r"[\w-]+", re.sub(r"palm trees?", "palm", prompt.lower()))
 
 
 def encode(prompt: str) -> list[int]:

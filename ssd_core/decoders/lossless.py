@@ -23,58 +23,46 @@ def lossless(session: DecodingSession, heads: Heads, window: int, rule: str) -> 
     Needs a session with lookahead >= window. At least one cell a pass becomes final.
     """
     grid, batch, device = session.grid, session.batch, session.tokens.device
-    span = torch.arange(window, device=device)
-    h_cell = torch.zeros(session.rows, grid.size + window, session.backbone.hidden_size, dtype=session.backbone.dtype)
-    h_cell = h_cell.to(device)  # the state that predicts each cell, as far as one was computed or drafted
-    final = [0] * batch  # cells 0..final-1 of each image are AR's
-    drafted = 0  # cells that have a guess in every image
-
-    def choose(log_p: Tensor, starts: list[int]) -> Tensor:
-        """log p [B, n, V] of the cells from `starts` on -> AR's choice there, int64 [B, n]."""
-        if rule == GREEDY:
-            return log_p.argmax(-1)
-        return (log_p + _window_noise(session, starts, log_p.shape[1])).argmax(-1)
-
-    def put(first: int, h: Tensor, starts: list[int]) -> None:
-        """Writes states and the tokens they pick at the same cells of all images."""
-        cells = slice(first, first + h.shape[1])
-        h_cell[:, cells] = h
-        free = session.status[:, cells] == 0
-        session.tokens[:, cells] = torch.where(free, choose(session.log_probs(h), starts), session.tokens[:, cells])
-        session.status[:, cells] = torch.where(free, DRAFT, session.status[:, cells])
-
-    put(0, session.prefill(), [0] * batch)
+    width, dtype = session.backbone.hidden_size, session.backbone.dtype
+    # The state that predicts each cell, as far as one was computed or drafted.
+    h_cell = torch.zeros(session.rows, grid.size + window, width, dtype=dtype, device=device)
+    h_cell[:, :1] = session.prefill()
+    session.tokens[:, :1] = _choose(session, session.log_probs(h_cell[:, :1]), [0] * batch, rule)
     session.status[:, 0] = FINAL
-    final, drafted = [1] * batch, 1
+    final, drafted = [1] * batch, [1] * batch  # per image: cells that are AR's, cells that have a guess
     yield session.event("prefill", range(1), 1 / grid.size)
 
     while min(final) < grid.size:
-        wanted = min(max(final) + window, grid.size)
-        while drafted < wanted:
-            drafted += _draft_next(session, heads, h_cell, drafted, wanted, put)
+        for image in range(batch):
+            while drafted[image] < min(final[image] + window, grid.size):
+                wanted = min(final[image] + window, grid.size)
+                drafted[image] += _draft(session, heads, h_cell, image, drafted[image], wanted, rule)
 
+        count = min(window, grid.size - min(final))
         starts = torch.tensor(final, device=device)
-        cells = starts[:, None] + span  # [B, window]; may run past the end, into the lookahead
-        h = session.forward_at(starts - 1, window, max(final) - 1)
-        rows = session.per_row(cells)[..., None].expand(-1, -1, h.shape[-1])
-        h_cell.scatter_(1, rows, h)
+        cells = starts[:, None] + torch.arange(count, device=device)  # [B, count]; may run on into the lookahead
+        h = session.forward_at(starts - 1, count, max(final) - 1)
+        h_cell.scatter_(1, session.per_row(cells)[..., None].expand_as(h), h)
         guesses = session.tokens.gather(1, cells)
-        forced = _is_eol(session, cells) | (cells >= grid.size)
-        tokens = torch.where(forced, guesses, choose(session.log_probs(h), final))
+        forced = (cells % grid.stride >= grid.cols) | (cells >= grid.size)  # end-of-line and spare cells
+        tokens = torch.where(forced, guesses, _choose(session, session.log_probs(h), final, rule))
         session.tokens.scatter_(1, cells, tokens)
 
         same = tokens == guesses
-        advance = (same.cumprod(1).sum(1) + 1).clamp(max=window)  # up to and with the first that differs
+        advance = (same.cumprod(1).sum(1) + 1).clamp(max=count)  # up to and with the first that differs
         reached = (starts + advance).clamp(max=grid.size)
         finished = torch.where(cells < reached[:, None], FINAL, session.status.gather(1, cells))
         session.status.scatter_(1, cells, finished)
+        first, last = min(final), max(final) + count - 1
         final = reached.tolist()  # the one wait for the device per pass
-        rows_seen = range(min(final) // grid.stride, min(max(final) // grid.stride + 1, grid.rows))
-        yield session.event("window", rows_seen, min(final) / grid.size, accepted=same)
+        rows = range(first // grid.stride, min(last // grid.stride + 1, grid.rows))
+        yield session.event("window", rows, min(final) / grid.size, accepted=same)
 
 
-def _draft_next(session: DecodingSession, heads: Heads, h_cell: Tensor, first: int, wanted: int, put) -> int:
-    """Drafts some cells from `first` on (at most up to `wanted`); how many.
+def _draft(
+    session: DecodingSession, heads: Heads, h_cell: Tensor, image: int, first: int, wanted: int, rule: str
+) -> int:
+    """Guesses some cells of one image from `first` on, at most up to `wanted`; how many.
 
     In the first row the horizontal heads reach on from the last cell that has a state, below it the
     vertical head reads the cell above, final or still a guess.
@@ -83,28 +71,36 @@ def _draft_next(session: DecodingSession, heads: Heads, h_cell: Tensor, first: i
     y, x = divmod(first, grid.stride)
     if x == grid.cols:  # an end-of-line cell is known
         return 1
-    count = min(wanted - first, grid.cols - x)
-    starts = [first] * session.batch
+    count = min(wanted - first, grid.cols - x, heads.k_h if y == 0 else grid.cols)
+    source = slice(first - 1, first) if y == 0 else slice(first - grid.stride, first - grid.stride + count)
+    rows = slice(image, None, session.batch)  # the image's conditional row, then its unconditional one
+    h = h_cell[rows, source]
+    e = session.embed(session.tokens[image : image + 1, source])
     if y == 0:
-        count = min(count, heads.k_h)
-        h, e = h_cell[:, first - 1 : first], session.embed(session.tokens[:, first - 1 : first])
-        put(first, torch.cat([heads.draft_right(offset + 1, h, e) for offset in range(count)], 1), starts)
+        h_hat = torch.cat([heads.draft_right(offset + 1, h, e) for offset in range(count)], 1)
     else:
-        above = slice(first - grid.stride, first - grid.stride + count)
-        put(first, heads.draft_below(1, h_cell[:, above], session.embed(session.tokens[:, above])), starts)
+        h_hat = heads.draft_below(1, h, e)
+    target = slice(first, first + count)
+    h_cell[rows, target] = h_hat
+    log_q = session.log_probs(h_hat)
+    session.tokens[image, target] = _choose(session, log_q, [first], rule, [image])[0]
+    session.status[image, target] = DRAFT
     return count
 
 
-def _is_eol(session: DecodingSession, cells: Tensor) -> Tensor:
-    """Which raster cells are end-of-line cells; bool of the same shape."""
-    grid = session.grid
-    return cells % grid.stride >= grid.cols
+def _choose(
+    session: DecodingSession, log_p: Tensor, starts: list[int], rule: str, images: list[int] | None = None
+) -> Tensor:
+    """AR's choice at the cells from `starts` on, given log p [B, n, V] there; int64 [B, n]."""
+    if rule == GREEDY:
+        return log_p.argmax(-1)
+    return (log_p + _window_noise(session, images or range(len(starts)), starts, log_p.shape[1])).argmax(-1)
 
 
-def _window_noise(session: DecodingSession, starts: list[int], count: int) -> Tensor:
+def _window_noise(session: DecodingSession, images, starts: list[int], count: int) -> Tensor:
     """Shared noise [B, count, V] of `count` raster cells per image; zero on forced and on spare cells."""
     grid, windows = session.grid, []
-    for image, start in enumerate(starts):
+    for image, start in zip(images, starts, strict=True):
         first = min(start // grid.stride, grid.rows - 1)
         last = min((start + count - 1) // grid.stride, grid.rows - 1)
         rows = [session.noise.shared_row(image, y) for y in range(first, last + 1)]

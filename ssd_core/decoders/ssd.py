@@ -21,7 +21,6 @@ def ssd(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str) -
 
     Every image of the batch takes the same passes: `schedule.planned_nfe(grid)` of them.
     """
-    heads.require(schedule.k_h, schedule.k_v)
     planned = schedule.planned_nfe(session.grid)
 
     def event(phase: str, rows: range, **details) -> DecodeEvent:

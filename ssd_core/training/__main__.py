@@ -8,9 +8,9 @@ Note that `accelerate launch --cpu --num_processes 2` starts a single process, u
 """
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,12 +18,10 @@ import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from ..backbones import Backbone, load_backbone, load_builtin
+from ..backbones import load_backbone, load_builtin
 from ..builtin import scenes
 from ..decoders import DECODERS, DecodeConfig
 from ..heads import load_heads
-from ..sampling import SamplingConfig
-from ..schedule import PRESETS
 from .corpus import draw_corpus, load_corpus
 from .heads import HeadsConfig, train_heads
 
@@ -57,12 +55,6 @@ def choose_prompts(args: argparse.Namespace) -> list[str]:
     return scene_captions(args.pictures or BUILTIN_PICTURES)
 
 
-def choose_sampling(args: argparse.Namespace, backbone: Backbone) -> SamplingConfig:
-    """The backbone's sampling settings, with what the command line says otherwise."""
-    given = {name: getattr(args, name) for name in ("cfg", "temperature", "top_k", "top_p")}
-    return dataclasses.replace(backbone.defaults, **{name: value for name, value in given.items() if value is not None})
-
-
 def build_accelerator(device: str) -> Accelerator:
     """Accelerator for "auto", "cpu" or a type of device; ValueError if it is not there."""
     # Processes wait for each other while one draws its last shard or validates: that may take hours.
@@ -88,7 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--weights", type=Path, help="folder with the builtin model's weights (default: the shipped ones)"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps, xpu (default: auto)")
-    parser.add_argument("--dtype", default="auto", help="the backbone's: auto, float32, bfloat16 (default: auto)")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        help="the backbone's: auto, float32, bfloat16 (default: auto)",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("heads.safetensors"), help="file to write (default: %(default)s)"
     )
@@ -151,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """`main` with parsed arguments; raises what goes wrong (ValueError and its subclasses, OSError)."""
-    settings = {f.name: getattr(args, f.name) for f in dataclasses.fields(HeadsConfig) if hasattr(args, f.name)}
+    settings = {f.name: getattr(args, f.name) for f in fields(HeadsConfig) if hasattr(args, f.name)}
     config = HeadsConfig(**settings)
     prompts = choose_prompts(args)
     accelerator = build_accelerator(args.device)
@@ -160,7 +157,7 @@ def run(args: argparse.Namespace) -> None:
         backbone = load_builtin(device=device, dtype=args.dtype, folder=args.weights)
     else:
         backbone = load_backbone(args.backbone, device=device, dtype=args.dtype)
-    sampling = choose_sampling(args, backbone)
+    sampling = backbone.defaults.updated(cfg=args.cfg, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     drafts = args.heads and load_heads(args.heads, backbone.fingerprint, device=device, dtype=backbone.dtype)
     folder = args.corpus or args.work / "corpus"
     draw_corpus(
@@ -168,7 +165,7 @@ def run(args: argparse.Namespace) -> None:
         prompts,
         folder,
         accelerator=accelerator,
-        config=DecodeConfig(args.decoder, PRESETS[backbone.family]),
+        config=replace(DecodeConfig.preset(backbone.family), decoder=args.decoder),
         sampling=sampling,
         heads=drafts,
         batch=args.draw_batch,

@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..backbones.base import Backbone, Prompt
+from ..cache import causal_mask
 from ..grid import TokenGrid
 from ..heads import HeadSet, save_heads
 from .corpus import Corpus
@@ -103,11 +104,8 @@ def teacher_states(backbone: Backbone, prompt: Prompt, tokens: Tensor, grid: Tok
     with torch.autocast(device.type, enabled=False):  # the states of decoding, whatever precision heads learn in
         x = torch.cat((backbone.embed_text(prompt.ids), backbone.embed_codes(codes)), 1)
         slots = torch.arange(x.shape[1], device=device)
-        generated = torch.ones_like(codes, dtype=torch.bool)
-        valid = torch.cat((prompt.mask, generated), 1)[:, None, None]
-        itself = torch.eye(len(slots), dtype=torch.bool, device=device)  # padding sees itself: no empty rows
-        mask = valid & (slots <= slots[:, None]) | itself
-        states = backbone.forward(x, slots - prompt.offset[:, None], mask, None, None)
+        valid = torch.cat((prompt.mask, torch.ones_like(codes, dtype=torch.bool)), 1)
+        states = backbone.forward(x, slots - prompt.offset[:, None], causal_mask(valid), None, None)
         h = states[:, prompt.length - 1 :].unflatten(1, (grid.rows, grid.stride))[:, :, : grid.cols]
         return h, backbone.embed_codes(tokens)
 

@@ -7,6 +7,8 @@ accelerate: `accelerate launch` splits the work over processes, and every proces
 
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -114,7 +116,7 @@ def fit(
     bar = tqdm(total=config.steps, initial=start, disable=not accelerator.is_main_process, dynamic_ncols=True)
     began, step = time.perf_counter(), start
     model.train()
-    with ThreadPoolExecutor(1) as worker:  # draws the next batch while this one is learned
+    with _Interrupt() as interrupt, ThreadPoolExecutor(1) as worker:  # draws the next batch meanwhile
         first, last = start * config.accumulate, config.steps * config.accumulate
         upcoming = worker.submit(batch, index(first)) if first < last else None
         try:
@@ -149,6 +151,8 @@ def fit(
                         on_step(step, float(value.detach()))
                 if step % config.save_every == 0 and step < config.steps:
                     save(step)
+                if interrupt.asked:
+                    raise KeyboardInterrupt
         except KeyboardInterrupt:
             save(step)
             bar.close()
@@ -162,6 +166,26 @@ def fit(
         _append(log, accelerator, {"step": step, "evaluation": evaluate(model)})
     accelerator.wait_for_everyone()
     return model
+
+
+class _Interrupt:
+    """Turns Ctrl-C into a question asked between steps: inside one, weights and optimizer disagree."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "_Interrupt":
+        self._main = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+        if self._main:
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self._main:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, *_) -> None:
+        self.asked = True
 
 
 def _append(log: Path, accelerator: Accelerator, record: dict) -> None:
