@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..builtin import scenes
@@ -144,10 +143,10 @@ def train_scorer(args: argparse.Namespace) -> None:
     args: steps, batch (pictures per step), out (folder for runs), weights (folder of tokenizer.safetensors),
     compile, and optionally scorer_weights (file to write, default `ssd_core/bench/scorer.safetensors`).
     """
-    from ..builtin.train import HELD_SEED, TRAIN_SEED  # it imports this module in turn
+    from ..builtin.train import HELD_SEED, TRAIN_SEED, build_accelerator  # it imports this module in turn
 
     torch.manual_seed(0)
-    accelerator = Accelerator(mixed_precision="bf16")
+    accelerator = build_accelerator()
     device = accelerator.device
     model = SceneScorer().to(memory_format=torch.channels_last)
     tokenizer = load_tokenizer(args.weights)

@@ -42,64 +42,63 @@ def psnr(a: Tensor, b: Tensor) -> float:
     return float((-10 * torch.log10((a - b).float().square().flatten(1).mean(1))).mean())
 
 
+def build_accelerator() -> Accelerator:
+    """bf16 on whatever device there is; the builtin stages are small and train in one process."""
+    accelerator = Accelerator(mixed_precision="bf16")
+    if accelerator.num_processes > 1:
+        raise SystemExit("The builtin stages train in one process: start them without a launcher.")
+    return accelerator
+
+
 def train_tokenizer(args: argparse.Namespace) -> None:
     """FSQ autoencoder on training scenes: L1 + squared error + error of the pixel gradients."""
     torch.manual_seed(0)
+    accelerator = build_accelerator()
     model = ImageTokenizer().to(memory_format=torch.channels_last)
-    forward = torch.compile(model.reconstruct) if args.compile else model.reconstruct
-
-    def loss(_: nn.Module, rgb: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        out = forward(rgb).float()
-        l1, l2 = F.l1_loss(out, rgb), F.mse_loss(out, rgb)
-        gradient = F.l1_loss(out.diff(dim=2), rgb.diff(dim=2)) + F.l1_loss(out.diff(dim=3), rgb.diff(dim=3))
-        return 0.5 * l1 + 5 * l2 + 0.5 * gradient, {"l1": l1.detach(), "psnr": -10 * torch.log10(l2.detach())}
-
-    def evaluate(model: ImageTokenizer) -> dict[str, float]:
-        rgb = pictures(HELD_SEED, range(64), held=True)
-        codes = model.encode(rgb.permute(0, 2, 3, 1))
-        out = model.decode(codes).permute(0, 3, 1, 2)
-        return {"held_out_psnr": psnr(out, rgb), "codes_used": float(codes.unique().numel())}
+    reconstruct = torch.compile(model.reconstruct) if args.compile else model.reconstruct
 
     def batch(i: int) -> Tensor:
         indices = range(i * args.batch, (i + 1) * args.batch)
         crowded = indices[: args.batch * 3 // 4]  # objects are harder than backgrounds
         images = [scenes.render(scenes.crowded_scene(np.random.default_rng((TRAIN_SEED, j)))) for j in crowded]
         rgb = torch.cat((to_floats(images), pictures(TRAIN_SEED, indices[len(crowded) :])))
-        return rgb.contiguous(memory_format=torch.channels_last)
+        return rgb.to(accelerator.device, memory_format=torch.channels_last)
+
+    def loss(_: nn.Module, rgb: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        out = reconstruct(rgb).float()
+        l1, l2 = F.l1_loss(out, rgb), F.mse_loss(out, rgb)
+        gradient = F.l1_loss(out.diff(dim=2), rgb.diff(dim=2)) + F.l1_loss(out.diff(dim=3), rgb.diff(dim=3))
+        return 0.5 * l1 + 5 * l2 + 0.5 * gradient, {"l1": l1.detach(), "psnr": -10 * torch.log10(l2.detach())}
+
+    def evaluate(model: ImageTokenizer) -> dict[str, float]:
+        rgb = pictures(HELD_SEED, range(64), held=True).to(accelerator.device)
+        codes = model.encode(rgb.permute(0, 2, 3, 1))
+        out = model.decode(codes).permute(0, 3, 1, 2)
+        return {"held_out_psnr": psnr(out, rgb), "codes_used": float(codes.unique().numel())}
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
     config = LoopConfig(steps=args.steps, warmup=200, final_lr=0.01, ema=0.998, clip=1.0, log_every=100)
-    accelerator = Accelerator(mixed_precision="bf16")
-    fit(
-        model,
-        loss,
-        batch,
-        [optimizer],
-        config,
-        args.out / "tokenizer",
-        accelerator=accelerator,
-        evaluate=evaluate,
-        identity=f"tokenizer steps={args.steps} batch={args.batch}",
-    )
-    if accelerator.is_main_process:
-        save_weights(model, args.weights / "tokenizer.safetensors")
+    _fit("tokenizer", args, accelerator, model, loss, batch, [optimizer], config, evaluate)
 
 
 def train_transformer(args: argparse.Namespace) -> None:
     """Next-code prediction on fresh training scenes, 10 % of the captions dropped for guidance."""
     torch.manual_seed(0)
-    tokenizer = load_module(ImageTokenizer(), args.weights / "tokenizer.safetensors")
+    accelerator = build_accelerator()
+    tokenizer = load_module(ImageTokenizer(), args.weights / "tokenizer.safetensors").to(accelerator.device)
     model = BuiltinTransformer()
     cells = scenes.GRID**2
     positions = torch.arange(LONGEST_CAPTION + cells - 1) + words.MAX_WORDS - LONGEST_CAPTION
-    positions = positions.expand(args.batch, -1).contiguous()
+    positions = positions.expand(args.batch, -1).contiguous().to(accelerator.device)
 
     def examples(seed: int, indices: range, held: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         rows = [scenes.example(seed, i, held=held) for i in indices]
-        rgb = torch.from_numpy(np.stack([picture for _, _, picture in rows])).float() / 255
+        rgb = to_floats([picture for _, _, picture in rows]).to(accelerator.device)
         dropped = [np.random.default_rng((seed, i, 7)).random() < 0.1 and not held for i in indices]
-        ids = [words.encode("" if drop else text) for (_, text, _), drop in zip(rows, dropped, strict=True)]
-        return (*training_inputs(ids, LONGEST_CAPTION, cells), tokenizer.encode(rgb).flatten(1))
+        texts = ["" if drop else text for (_, text, _), drop in zip(rows, dropped, strict=True)]
+        ids, mask = training_inputs([words.encode(text) for text in texts], LONGEST_CAPTION, cells)
+        codes = tokenizer.encode(rgb.permute(0, 2, 3, 1)).flatten(1)
+        return ids.to(accelerator.device), mask.to(accelerator.device), codes
 
     def cross_entropy(ids: Tensor, mask: Tensor, codes: Tensor, positions: Tensor) -> Tensor:
         x = torch.cat((model.text_embedding(ids), model.code_embedding(codes[:, :-1])), 1)
@@ -108,18 +107,20 @@ def train_transformer(args: argparse.Namespace) -> None:
 
     compiled = torch.compile(cross_entropy) if args.compile else cross_entropy
 
+    def batch(i: int) -> tuple[Tensor, Tensor, Tensor]:
+        return examples(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch))
+
     def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
         value = compiled(*batch, positions)
         return value, {"loss": value.detach()}
 
+    @torch.no_grad()
     def evaluate(model: BuiltinTransformer) -> dict[str, float]:
-        held = (range(i, i + args.batch) for i in range(0, 128, args.batch))
-        with torch.no_grad():
-            values = [float(cross_entropy(*examples(HELD_SEED, indices, True), positions)) for indices in held]
+        held = [range(i, i + args.batch) for i in range(0, 128, args.batch)]
+        values = [float(cross_entropy(*examples(HELD_SEED, indices, True), positions)) for indices in held]
         return {"held_out_loss": sum(values) / len(values)}
 
-    matrices = list(model.layers.parameters())
-    hidden = [parameter for parameter in matrices if parameter.ndim == 2]
+    hidden = [parameter for parameter in model.layers.parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in hidden}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     optimizers = [
@@ -127,20 +128,26 @@ def train_transformer(args: argparse.Namespace) -> None:
         torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     config = LoopConfig(steps=args.steps, warmup=100, final_lr=0.02, ema=0.998, clip=1.0, log_every=20)
-    accelerator = Accelerator(mixed_precision="bf16")
+    _fit("transformer", args, accelerator, model, loss, batch, optimizers, config, evaluate)
+
+
+def _fit(
+    name: str, args: argparse.Namespace, accelerator: Accelerator, model, loss, batch, optimizers, config, evaluate
+):
+    identity = f"{name} steps={args.steps} batch={args.batch}"
+    folder = args.out / name
     fit(
         model,
         loss,
-        lambda i: examples(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch)),
+        batch,
         optimizers,
         config,
-        args.out / "transformer",
+        folder,
         accelerator=accelerator,
         evaluate=evaluate,
-        identity=f"transformer steps={args.steps} batch={args.batch}",
+        identity=identity,
     )
-    if accelerator.is_main_process:
-        save_weights(model, args.weights / "transformer.safetensors")
+    save_weights(model, args.weights / f"{name}.safetensors")
 
 
 def _train_scorer(args: argparse.Namespace) -> None:
