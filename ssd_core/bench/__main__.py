@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ssd_core.bench", description=__doc__.split("\n\n")[0])
     parser.add_argument("what", choices=("speed", "quality"), help=f"speed: {speed.__doc__} quality: {quality.__doc__}")
     parser.add_argument(
-        "--prompts", type=int, default=8, help="held-out captions, a multiple of 4 (default: %(default)s)"
+        "--prompts", type=int, help="held-out captions, a multiple of 4 (default: speed 8, quality 256)"
     )
     parser.add_argument("--repetitions", type=int, default=1, help="of the speed run (default: %(default)s)")
     parser.add_argument(
@@ -139,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", help="a torch device (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     args = parser.parse_args(argv)
+    args.prompts = args.prompts or {"speed": 8, "quality": 256}[args.what]
     rows = {"speed": speed, "quality": quality}[args.what](args)
     print(table(rows))
     print(json.dumps([row.as_dict() for row in rows]))

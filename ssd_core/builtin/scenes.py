@@ -112,7 +112,7 @@ def sample_scene(rng: np.random.Generator, *, held: bool = False, kind: str | No
 
 
 def crowded_scene(rng: np.random.Generator) -> Scene:
-    """A background packed with objects of all sizes: no picture to caption, but what a tokenizer learns most from."""
+    """A background packed with objects of all sizes: what a tokenizer and a transformer learn objects from."""
     objects: list[Placed] = []
     for _ in range(40):
         size = int(rng.choice((7, 9, 12)))
@@ -320,3 +320,10 @@ def example(seed: int, index: int, *, held: bool = False, kind: str | None = Non
     rng = np.random.default_rng((seed, index))
     scene = sample_scene(rng, held=held, kind=kind)
     return scene, caption(scene, rng), render(scene)
+
+
+def crowded_example(seed: int, index: int) -> tuple[Scene, str, np.ndarray]:
+    """A crowded scene like `example`; its caption lists the objects from top to bottom, left to right."""
+    scene = crowded_scene(np.random.default_rng((seed, index)))
+    ordered = sorted(scene.objects, key=lambda placed: (placed.y, placed.x))
+    return scene, " ".join(placed.name for placed in ordered), render(scene)

@@ -60,7 +60,7 @@ def train_tokenizer(args: argparse.Namespace) -> None:
     def batch(i: int) -> Tensor:
         indices = range(i * args.batch, (i + 1) * args.batch)
         crowded = indices[: args.batch * 3 // 4]  # objects are harder than backgrounds
-        images = [scenes.render(scenes.crowded_scene(np.random.default_rng((TRAIN_SEED, j)))) for j in crowded]
+        images = [scenes.crowded_example(TRAIN_SEED, j)[2] for j in crowded]
         rgb = torch.cat((to_floats(images), pictures(TRAIN_SEED, indices[len(crowded) :])))
         return rgb.to(accelerator.device, memory_format=torch.channels_last)
 
@@ -91,8 +91,9 @@ def train_transformer(args: argparse.Namespace) -> None:
     positions = torch.arange(LONGEST_CAPTION + cells - 1) + words.MAX_WORDS - LONGEST_CAPTION
     positions = positions.expand(args.batch, -1).contiguous().to(accelerator.device)
 
-    def examples(seed: int, indices: range, held: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        rows = [scenes.example(seed, i, held=held) for i in indices]
+    def examples(seed: int, indices: range, crowded: int = 0, held: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        rows = [scenes.crowded_example(seed, i) for i in indices[:crowded]]
+        rows += [scenes.example(seed, i, held=held) for i in indices[crowded:]]
         rgb = to_floats([picture for _, _, picture in rows]).to(accelerator.device)
         dropped = [np.random.default_rng((seed, i, 7)).random() < 0.1 and not held for i in indices]
         texts = ["" if drop else text for (_, text, _), drop in zip(rows, dropped, strict=True)]
@@ -108,7 +109,9 @@ def train_transformer(args: argparse.Namespace) -> None:
     compiled = torch.compile(cross_entropy) if args.compile else cross_entropy
 
     def batch(i: int) -> tuple[Tensor, Tensor, Tensor]:
-        return examples(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch))
+        # Crowded scenes show three times as many objects; the last quarter of the run has only what is asked for.
+        crowded = args.batch // 2 if i < 0.75 * args.steps else 0
+        return examples(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch), crowded)
 
     def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
         value = compiled(*batch, positions)
@@ -117,7 +120,7 @@ def train_transformer(args: argparse.Namespace) -> None:
     @torch.no_grad()
     def evaluate(model: BuiltinTransformer) -> dict[str, float]:
         held = [range(i, i + args.batch) for i in range(0, 128, args.batch)]
-        values = [float(cross_entropy(*examples(HELD_SEED, indices, True), positions)) for indices in held]
+        values = [float(cross_entropy(*examples(HELD_SEED, indices, held=True), positions)) for indices in held]
         return {"held_out_loss": sum(values) / len(values)}
 
     hidden = [parameter for parameter in model.layers.parameters() if parameter.ndim == 2]
@@ -163,7 +166,8 @@ def _train_heads(args: argparse.Namespace) -> None:
         "--weights": args.weights,
         "--out": args.weights / "heads.safetensors",
         "--work": args.out / "heads",
-        "--pictures": 1000,
+        "--pictures": 512,
+        "--dtype": "bfloat16",
         "--steps": args.steps,
         "--batch": args.batch,
         "--expansion": 1.0,  # the model is small: so are its heads, and the learning rate is larger
@@ -174,9 +178,9 @@ def _train_heads(args: argparse.Namespace) -> None:
 
 STAGES = {
     "tokenizer": (train_tokenizer, 6000, 8),
-    "transformer": (train_transformer, 3200, 8),
-    "scorer": (_train_scorer, 2000, 16),
-    "heads": (_train_heads, 728, 8),  # six epochs
+    "transformer": (train_transformer, 3900, 8),
+    "scorer": (_train_scorer, 1500, 16),
+    "heads": (_train_heads, 600, 8),
 }
 
 
