@@ -31,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.run(args)
     except torch.cuda.OutOfMemoryError as error:
-        print(f"error: out of memory ({error}): lower --batch, or try --dtype bfloat16.", file=sys.stderr)
+        print(
+            f"error: out of memory ({error}): lower --batch, or try --dtype bfloat16 or --device auto.", file=sys.stderr
+        )
         return 2
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -81,14 +83,34 @@ def _add_generate(commands) -> None:
     )
 
     model = parser.add_argument_group("model")
-    model.add_argument("--backbone", default="builtin", help="(default: %(default)s)")
+    add_model_options(model)
     model.add_argument(
         "--heads", default="auto", help='a heads file, "auto" (the shipped ones), or "none": training-free drafts'
     )
-    model.add_argument("--device", default="cpu", help="a torch device: cpu, cuda, mps (default: %(default)s)")
-    model.add_argument(
+
+
+def add_model_options(parser) -> None:
+    """The options that choose and place a backbone."""
+    parser.add_argument(
+        "--backbone",
+        default="builtin",
+        help='"builtin", a folder with a Janus-Pro, Emu3 or Lumina-mGPT checkpoint, or a Hub id (default: %(default)s)',
+    )
+    parser.add_argument("--vq", type=Path, help="its image tokenizer, for checkpoints that come without")
+    parser.add_argument("--download", action="store_true", help="allow downloading a Hub id (gigabytes)")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu, cuda, mps, or auto: the best one, several where the model is large (default: %(default)s)",
+    )
+    parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of the weights"
     )
+
+
+def load(args: argparse.Namespace) -> Backbone:
+    """The backbone that those options choose."""
+    return load_backbone(args.backbone, device=args.device, dtype=args.dtype, download=args.download, vq=args.vq)
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -96,7 +118,7 @@ def _generate(args: argparse.Namespace) -> None:
     if args.batch < 1:
         raise ValueError(f"--batch must be at least 1, got {args.batch}.")
     require_png(args.out)
-    backbone = load_backbone(args.backbone, device=args.device, dtype=args.dtype)
+    backbone = load(args)
     heads, config = _heads(args, backbone), _config(args, backbone)
     sampling = backbone.defaults.updated(cfg=args.cfg, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     seed = random.randint(0, MAX_SEED - args.batch) if args.seed is None else args.seed

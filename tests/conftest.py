@@ -1,0 +1,10 @@
+"""Tiny checkpoints that several test files share; each is made once."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def janus(tmp_path_factory):
+    import tiny  # transformers takes seconds to import: only for the tests that need it
+
+    return tiny.Saved.make(tiny.janus(), tmp_path_factory.mktemp("Janus-Pro-tiny"))
