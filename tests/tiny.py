@@ -8,7 +8,15 @@ import torch
 from fakes import run, uncached_states
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import JanusConfig, JanusForConditionalGeneration, JanusVisionConfig, LlamaConfig
+from transformers import (
+    Emu3Config,
+    Emu3ForConditionalGeneration,
+    JanusConfig,
+    JanusForConditionalGeneration,
+    JanusVisionConfig,
+    LlamaConfig,
+)
+from transformers.models.emu3.configuration_emu3 import Emu3TextConfig, Emu3VQVAEConfig
 from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 
 from ssd_core.backbones import Backbone, load_backbone
@@ -18,7 +26,8 @@ from ssd_core.sampling import SamplingConfig
 from ssd_core.schedule import Schedule
 from ssd_core.session import DecodingSession
 
-SIDE, WIDTH, JANUS_CODES = 4, 64, 96
+SIDE, WIDTH = 4, 64
+JANUS_CODES, EMU3_CODES = 96, 64
 PROMPTS = ["a cat", "two dogs in a boat"]  # of different lengths
 
 
@@ -98,6 +107,37 @@ def janus() -> tuple[JanusForConditionalGeneration, Tokenizer]:
     settings.bos_token_id, settings.eos_token_id, settings.pad_token_id = bos, eos, pad
     settings._from_model_config = False  # or saving drops generation_kwargs
     return model, tokenizer
+
+
+def emu3() -> tuple[Emu3ForConditionalGeneration, Tokenizer]:
+    """Emu3-Gen with grouped heads and 2 pixels per code."""
+    special = ["<|endoftext|>", "<image>", "<|extra_200|>", "<|extra_201|>", "<|extra_203|>", "<|extra_204|>"]
+    special += ["<|image token|>", "<|image start|>", "<|image end|>"]
+    special += [f"<|visual token {i:06d}|>" for i in range(EMU3_CODES)]
+    tokenizer = byte_tokenizer(last=special)
+    text = Emu3TextConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
+        bos_token_id=tokenizer.token_to_id("<|extra_203|>"),
+        eos_token_id=tokenizer.token_to_id("<|extra_204|>"),
+    )
+    vq = Emu3VQVAEConfig(
+        codebook_size=EMU3_CODES,
+        base_channels=32,
+        channel_multiplier=[1, 1],
+        num_res_blocks=1,
+        attn_resolutions=[1],
+        hidden_size=32,
+        temporal_downsample_factor=1,
+    )
+    config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map=tokenizer.get_vocab())
+    return liven(Emu3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")), tokenizer
 
 
 @dataclass

@@ -11,6 +11,8 @@ __all__ = ["Backbone", "BuiltinBackbone", "CheckpointError", "Prompt", "load_bac
 
 KINDS = {  # model_type in config.json: what it is
     "janus": "Janus-Pro in transformers' layout (deepseek-community/Janus-Pro-1B, -7B)",
+    "emu3": "Emu3-Gen in transformers' layout (BAAI/Emu3-Gen-hf)",
+    "Emu3": "Emu3-Gen in BAAI's layout (BAAI/Emu3-Gen with BAAI/Emu3-VisionTokenizer)",
     "multi_modality": "Janus-Pro in DeepSeek's layout (deepseek-ai/Janus-Pro-1B, -7B)",
 }
 
@@ -44,6 +46,10 @@ def load_backbone(
             from .janus import load_janus  # transformers takes seconds to import, the builtin model does without
 
             return load_janus(folder, config, **options)
+        if kind in ("emu3", "Emu3"):
+            from .emu3 import load_emu3
+
+            return load_emu3(folder, config, **options, download=download, vq=vq)
     except KeyError as error:
         raise CheckpointError(
             f"{folder / 'config.json'} lacks {error}, which every {KINDS[kind]} has: it is another model, or damaged."
