@@ -15,3 +15,10 @@ def emu3(tmp_path_factory):
     import tiny
 
     return tiny.Saved.make(tiny.emu3(), tmp_path_factory.mktemp("Emu3-Gen-tiny"))
+
+
+@pytest.fixture(scope="session")
+def lumina(tmp_path_factory):
+    import tiny
+
+    return tiny.Saved.make(tiny.lumina(), tmp_path_factory.mktemp("Lumina-mGPT-tiny"), tiny.save_lumina)

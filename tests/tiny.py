@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import run, uncached_states
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
+    ChameleonConfig,
+    ChameleonForConditionalGeneration,
     Emu3Config,
     Emu3ForConditionalGeneration,
     JanusConfig,
@@ -16,6 +19,7 @@ from transformers import (
     JanusVisionConfig,
     LlamaConfig,
 )
+from transformers.models.chameleon.configuration_chameleon import ChameleonVQVAEConfig
 from transformers.models.emu3.configuration_emu3 import Emu3TextConfig, Emu3VQVAEConfig
 from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 
@@ -27,7 +31,7 @@ from ssd_core.schedule import Schedule
 from ssd_core.session import DecodingSession
 
 SIDE, WIDTH = 4, 64
-JANUS_CODES, EMU3_CODES = 96, 64
+JANUS_CODES, EMU3_CODES, LUMINA_CODES = 96, 64, 64
 PROMPTS = ["a cat", "two dogs in a boat"]  # of different lengths
 
 
@@ -140,6 +144,111 @@ def emu3() -> tuple[Emu3ForConditionalGeneration, Tokenizer]:
     return liven(Emu3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")), tokenizer
 
 
+def lumina(swin: bool = False) -> tuple[ChameleonForConditionalGeneration, Tokenizer]:
+    """Chameleon whose query and key norms are the same for all heads, with Lumina's tokens."""
+    codes = ["IMGIMG" + "".join(chr(65 + int(digit)) for digit in str(i)) + "Z" for i in range(LUMINA_CODES)]
+    first = ["<s>", "<pad>", "</s>", "<unk>", *codes, "<eoss>", "<racm3:break>", "<image>"]
+    tokenizer = byte_tokenizer([*first, "<reserved08706>", *(f"<reserved{8799 + i:05d}>" for i in range(30))])
+    vq = ChameleonVQVAEConfig(
+        embed_dim=16,
+        num_embeddings=LUMINA_CODES,
+        latent_channels=16,
+        resolution=32,
+        base_channels=32,
+        channel_multiplier=[1, 2],
+        num_res_blocks=1,
+    )
+    config = ChameleonConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        swin_norm=swin,
+        vq_config=vq.to_dict(),
+        vocabulary_map=tokenizer.get_vocab(),
+    )
+    model = liven(ChameleonForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
+    for name, parameter in model.named_parameters():
+        if "_norm." in name and parameter.ndim == 2:
+            parameter.data.copy_(parameter.data[:1].expand_as(parameter))
+    model.model.vocabulary_mapping.__dict__["image_tokens"] = []  # or its forward() forbids all codes
+    return model, tokenizer
+
+
+def save_lumina(model: ChameleonForConditionalGeneration, tokenizer: Tokenizer, folder: Path) -> Path:
+    """The folder that Alpha-VLLM publishes, and Meta's vqgan.ckpt beside its weights."""
+    save(model, tokenizer, folder)
+    for path in folder.glob("model*"):
+        path.unlink()
+    state = {name: t for name, t in model.state_dict().items() if "vqmodel" not in name}
+    state = {name: t[:1] if "_norm." in name and t.ndim == 2 else t for name, t in state.items()}
+    save_file({name: t.clone() for name, t in state.items()}, folder / "model.safetensors", {"format": "pt"})
+    torch.save({"state_dict": vqgan(model), "epoch": 3}, folder / "vqgan.ckpt")
+    return folder
+
+
+def vqgan(model: ChameleonForConditionalGeneration) -> dict[str, Tensor]:
+    """The tensors of a vqgan.ckpt: the model's own encoder and codebook, and a random decoder as in taming."""
+    state = {name.removeprefix("model.vqmodel."): t for name, t in model.state_dict().items() if "vqmodel" in name}
+    decoder = TamingDecoder().requires_grad_(False)
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in decoder.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        scale = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1
+        parameter.copy_(noise * scale + float(name.endswith("weight") and parameter.ndim == 1))
+    return state | {f"decoder.{name}": t for name, t in decoder.state_dict().items()}
+
+
+class TamingDecoder(torch.nn.Module):
+    """The VQGAN decoder written out anew, for two levels of 32 and 64 channels and one block each (plus one)."""
+
+    def __init__(self):
+        super().__init__()
+        n = torch.nn
+
+        def block(a: int, b: int) -> torch.nn.ModuleDict:
+            layers = {"norm1": n.GroupNorm(32, a, eps=1e-6), "conv1": n.Conv2d(a, b, 3, padding=1)}
+            layers |= {"norm2": n.GroupNorm(32, b, eps=1e-6), "conv2": n.Conv2d(b, b, 3, padding=1)}
+            return n.ModuleDict(layers | ({"nin_shortcut": n.Conv2d(a, b, 1)} if a != b else {}))
+
+        attention = n.ModuleDict({"norm": n.GroupNorm(32, 64, eps=1e-6)})
+        attention.update({name: n.Conv2d(64, 64, 1) for name in ("q", "k", "v", "proj_out")})
+        self.conv_in = n.Conv2d(16, 64, 3, padding=1)
+        self.mid = n.ModuleDict({"block_1": block(64, 64), "attn_1": attention, "block_2": block(64, 64)})
+        high = n.ModuleDict({"block": n.ModuleList([block(64, 32), block(32, 32)])})
+        low = n.ModuleDict({"block": n.ModuleList([block(64, 64), block(64, 64)])})
+        low["upsample"] = n.ModuleDict({"conv": n.Conv2d(64, 64, 3, padding=1)})
+        self.up = n.ModuleList([high, low])  # highest resolution first, run last
+        self.norm_out, self.conv_out = n.GroupNorm(32, 32, eps=1e-6), n.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        f = torch.nn.functional
+
+        def block(m, x: Tensor) -> Tensor:
+            y = m["conv2"](f.silu(m["norm2"](m["conv1"](f.silu(m["norm1"](x))))))
+            return y + (m["nin_shortcut"](x) if "nin_shortcut" in m else x)
+
+        def attend(m, x: Tensor) -> Tensor:
+            q, k, v = (m[name](m["norm"](x)).flatten(2).transpose(1, 2)[:, None] for name in "qkv")
+            y = f.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(x.shape)
+            return x + m["proj_out"](y)
+
+        x = self.conv_in(z)
+        x = block(self.mid["block_2"], attend(self.mid["attn_1"], block(self.mid["block_1"], x)))
+        for level in reversed(self.up):
+            for each in level["block"]:
+                x = block(each, x)
+            if "upsample" in level:
+                x = level["upsample"]["conv"](f.interpolate(x, scale_factor=2.0))
+        return self.conv_out(f.silu(self.norm_out(x)))
+
+
 @dataclass
 class Saved:
     """A tiny model, the folder it was saved to, and the backbone loaded from there."""
@@ -150,7 +259,7 @@ class Saved:
     backbone: Backbone
 
     @classmethod
-    def make(cls, built: tuple[torch.nn.Module, Tokenizer], folder: Path) -> "Saved":
+    def make(cls, built: tuple[torch.nn.Module, Tokenizer], folder: Path, save=save) -> "Saved":
         return cls(*built, save(*built, folder), load_backbone(folder))
 
 

@@ -11,6 +11,7 @@ __all__ = ["Backbone", "BuiltinBackbone", "CheckpointError", "Prompt", "load_bac
 
 KINDS = {  # model_type in config.json: what it is
     "janus": "Janus-Pro in transformers' layout (deepseek-community/Janus-Pro-1B, -7B)",
+    "chameleon": "Lumina-mGPT (Alpha-VLLM/Lumina-mGPT-7B-768) with Meta's vqgan.ckpt",
     "emu3": "Emu3-Gen in transformers' layout (BAAI/Emu3-Gen-hf)",
     "Emu3": "Emu3-Gen in BAAI's layout (BAAI/Emu3-Gen with BAAI/Emu3-VisionTokenizer)",
     "multi_modality": "Janus-Pro in DeepSeek's layout (deepseek-ai/Janus-Pro-1B, -7B)",
@@ -50,6 +51,10 @@ def load_backbone(
             from .emu3 import load_emu3
 
             return load_emu3(folder, config, **options, download=download, vq=vq)
+        if kind == "chameleon":
+            from .lumina import load_lumina
+
+            return load_lumina(folder, config, **options, download=download, vq=vq)
     except KeyError as error:
         raise CheckpointError(
             f"{folder / 'config.json'} lacks {error}, which every {KINDS[kind]} has: it is another model, or damaged."

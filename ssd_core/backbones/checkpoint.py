@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
-Renames = Sequence[tuple[str, str]]  # (regular expression, replacement), applied in order
+Renames = Sequence[tuple[str, str | Callable[[re.Match], str]]]  # arguments of re.sub, applied in order
 Adapt = Callable[[str, Tensor, torch.Size], Tensor]
 
 

@@ -31,6 +31,10 @@ NEGATIVE = (  # and guides away from this one
 BOS, PAD, EOL = "<|extra_203|>", "<|endoftext|>", "<|extra_200|>"
 BEGIN_OF_IMAGE, CODES_FOLLOW = "<|image start|>", "<|image token|>"
 CODE = "<|visual token {:06d}|>"
+WORDS = (  # how upstream splits text before merging bytes; digits stay single
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 VQ_HUB = "BAAI/Emu3-VisionTokenizer"
 
 NATIVE = (
@@ -131,10 +135,9 @@ def _tiktoken(folder: Path) -> Tokenizer:
         merges += [(rank, ranks[left], ranks[right], spelled(left), spelled(right)) for left, right in pairs]
     vocabulary = {spelled(token): rank for token, rank in ranks.items()}
     tokenizer = Tokenizer(models.BPE(vocabulary, [pair[3:] for pair in sorted(merges)], ignore_merges=True))
-    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -159,9 +162,6 @@ class Emu3Backbone(VocabularyBackbone):
         dtype: str,
     ):
         size = vq.codebook_size
-        first, last = tokenizer.id(CODE.format(0)), tokenizer.id(CODE.format(size - 1))
-        if last - first + 1 != size:
-            raise CheckpointError(f"The {size} image tokens of {name} are not in order: its tokenizer.json is damaged.")
         parts = build_parts(
             decoder=lambda: Emu3TextModel._from_config(text, attn_implementation="sdpa"),
             head=lambda: nn.Linear(text.hidden_size, size, bias=False),
@@ -179,7 +179,7 @@ class Emu3Backbone(VocabularyBackbone):
             device=device,
             dtype=dtype,
             codebook_size=size,
-            first_code=first,
+            first_code=tokenizer.first_of([CODE.format(code) for code in range(size)]),
             eol=tokenizer.id(EOL),
             adapt=_squeezed,
         )

@@ -195,8 +195,16 @@ class TextTokenizer:
         """The id of a token; CheckpointError if the vocabulary lacks it."""
         number = self._tokenizer.token_to_id(token)
         if number is None:
-            raise CheckpointError(f"tokenizer.json lacks the token {token}: it belongs to another model.")
+            raise CheckpointError(f"The tokenizer lacks the token {token}: it belongs to another model.")
         return number
+
+    def first_of(self, tokens: list[str]) -> int:
+        """The id of the first of some tokens; CheckpointError unless the others follow it one by one."""
+        first = self.id(tokens[0])
+        for i, token in enumerate(tokens):
+            if self.id(token) != first + i:
+                raise CheckpointError(f"The tokenizer has {token} as {self.id(token)}, not {first + i}: it is damaged.")
+        return first
 
 
 class _SlotCache(Cache):
