@@ -52,6 +52,8 @@ def _add_generate(commands) -> None:
     parser.add_argument("--seed", type=int, help=f"0 to {MAX_SEED}; the default is a new one, which is printed")
     parser.add_argument("--batch", type=int, default=1, help="pictures, with consecutive seeds (default: %(default)s)")
     parser.add_argument("--negative", default="", help="negative prompt, for backbones that have one")
+    parser.add_argument("--width", type=int, help="in pixels, for backbones that draw several sizes")
+    parser.add_argument("--height", type=int, help="likewise; of one side alone the other follows")
 
     what = parser.add_argument_group("what to write")
     what = what.add_mutually_exclusive_group()
@@ -144,7 +146,7 @@ def _generate_sheet(args, backbone: Backbone, heads: Heads | None, config, sampl
         schedule = replace(config.schedule, k_v=1, i=0)
         configs = [ar] + [replace(ssd, schedule=replace(schedule, b=rounds)) for rounds in range(5)]
     warm_up = replace(ssd, schedule=Schedule(b=0))  # so that the first one's time is fair
-    generate(backbone, [args.prompt], seeds, warm_up, sampling)
+    generate(backbone, [args.prompt], seeds, warm_up, sampling, grid=backbone.grid(args.width, args.height))
     results = [_run(args, backbone, heads, each, sampling, seeds) for each in configs]
     images = [to_pil(backbone.decode_image(result.tokens)[0]) for result in results]
     captions = [_caption(result, results[0]) for result in results]
@@ -200,7 +202,17 @@ def _run(args, backbone, heads, config: DecodeConfig, sampling: SamplingConfig, 
             bar.update(round(1000 * event.progress) - bar.n)
 
         prompts, negatives = [args.prompt] * len(seeds), [args.negative] * len(seeds)
-        result = generate(backbone, prompts, seeds, config, sampling, heads=heads, negatives=negatives, on_event=show)
+        result = generate(
+            backbone,
+            prompts,
+            seeds,
+            config,
+            sampling,
+            heads=heads,
+            negatives=negatives,
+            grid=backbone.grid(args.width, args.height),
+            on_event=show,
+        )
     kept = " ".join(f"{share:.0%}" for share in result.acceptance.values())
     print(
         f"{result.config}: {result.nfe} passes, {result.seconds:.2f} s, seeds {seeds}"

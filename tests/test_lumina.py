@@ -100,7 +100,7 @@ def test_pixels(lumina, backbone):
         z = vq.post_quant_conv(vq.quantize.embedding(codes).permute(0, 3, 1, 2))
         expected = decoder(z).permute(0, 2, 3, 1).add(1).div(2).clamp(0, 1)
         torch.testing.assert_close(backbone.decode_image(codes), expected)
-        theirs = vq.encode(expected.permute(0, 3, 1, 2) * 2 - 1, return_dict=True).image_tokens
+        theirs = vq.quantize(vq.quant_conv(vq.encoder(expected.permute(0, 3, 1, 2) * 2 - 1)))[2]
     assert torch.equal(backbone.encode_image(expected), theirs.view(2, 4, 6))
 
 
