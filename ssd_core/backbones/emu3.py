@@ -62,19 +62,34 @@ def load_emu3(
 ) -> "Emu3Backbone":
     """Emu3-Gen from a folder in either layout; config is its config.json, vq the folder of the image tokenizer."""
     if config["model_type"] == "emu3":
-        settings = Emu3Config.from_dict(config)
-        text, pixels = settings.text_config, settings.vq_config
+        text, pixels = settings(config, {})
         sources = [Source(weight_files(folder), NATIVE)]
     else:
-        text = Emu3TextConfig.from_dict({**config, "model_type": "emu3_text_model"})
         vq_folder = _vq_folder(folder, vq, download)
-        pixels = _original_vq(read_json(vq_folder / "config.json"))
+        text, pixels = settings(config, read_json(vq_folder / "config.json"))
         sources = [Source(weight_files(folder), ORIGINAL), Source(weight_files(vq_folder), ORIGINAL_VQ)]
     if (folder / "tokenizer.json").is_file() or not (folder / "emu3.tiktoken").is_file():
         tokenizer = TextTokenizer.from_folder(folder)
     else:
         tokenizer = TextTokenizer(_tiktoken(folder))
     return Emu3Backbone(text, pixels, sources, tokenizer, name=name, device=device, dtype=dtype)
+
+
+def settings(config: dict, vq: dict) -> tuple[Emu3TextConfig, Emu3VQVAEConfig]:
+    """The decoder and the image side of a config.json; in BAAI's layout the image tokenizer has its own, vq."""
+    if config["model_type"] == "emu3":
+        whole = Emu3Config.from_dict(config)
+        return whole.text_config, whole.vq_config
+    return Emu3TextConfig.from_dict({**config, "model_type": "emu3_text_model"}), _original_vq(vq)
+
+
+def build(text: Emu3TextConfig, vq: Emu3VQVAEConfig) -> nn.ModuleDict:
+    """The parts of the model, without weights."""
+    return build_parts(
+        decoder=lambda: Emu3TextModel._from_config(text, attn_implementation="sdpa"),
+        head=lambda: nn.Linear(text.hidden_size, vq.codebook_size, bias=False),
+        vq=lambda: Emu3VQVAE._from_config(vq, attn_implementation="sdpa"),
+    )
 
 
 def _vq_folder(folder: Path, vq: str | Path | None, download: bool) -> Path:
@@ -162,11 +177,7 @@ class Emu3Backbone(VocabularyBackbone):
         dtype: str,
     ):
         size = vq.codebook_size
-        parts = build_parts(
-            decoder=lambda: Emu3TextModel._from_config(text, attn_implementation="sdpa"),
-            head=lambda: nn.Linear(text.hidden_size, size, bias=False),
-            vq=lambda: Emu3VQVAE._from_config(vq, attn_implementation="sdpa"),
-        )
+        parts = build(text, vq)
         self._bos, self._pad, self._begin, self._follow = (
             tokenizer.id(token) for token in (BOS, PAD, BEGIN_OF_IMAGE, CODES_FOLLOW)
         )

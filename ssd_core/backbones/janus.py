@@ -47,13 +47,28 @@ ORIGINAL = (
 
 def load_janus(folder: Path, config: dict, *, name: str, device: str, dtype: str) -> "JanusBackbone":
     """Janus-Pro from a folder in either layout; config is its config.json."""
-    if config["model_type"] == "janus":
-        settings = JanusConfig.from_dict(config)
-        text, vq, renames = settings.text_config, settings.vq_config, NATIVE
-    else:
-        text, vq, renames = LlamaConfig.from_dict(config["language_config"]), _original_vq(config), ORIGINAL
-    sources = [Source(weight_files(folder), renames)]
+    text, vq = settings(config)
+    sources = [Source(weight_files(folder), NATIVE if config["model_type"] == "janus" else ORIGINAL)]
     return JanusBackbone(text, vq, sources, TextTokenizer.from_folder(folder), name=name, device=device, dtype=dtype)
+
+
+def settings(config: dict) -> tuple[LlamaConfig, JanusVQVAEConfig]:
+    """The decoder and the image side that a config.json of either layout describes."""
+    if config["model_type"] == "janus":
+        whole = JanusConfig.from_dict(config)
+        return whole.text_config, whole.vq_config
+    return LlamaConfig.from_dict(config["language_config"]), _original_vq(config)
+
+
+def build(text: LlamaConfig, vq: JanusVQVAEConfig) -> nn.ModuleDict:
+    """The parts of the model, without weights."""
+    return build_parts(
+        decoder=lambda: LlamaModel._from_config(text, attn_implementation="sdpa"),
+        table=lambda: nn.Embedding(vq.num_embeddings, vq.embed_dim),
+        aligner=lambda: JanusVQVAEAlignerMLP(vq),
+        head=lambda: JanusVQVAEHead(vq),
+        vq=lambda: JanusVQVAE._from_config(vq),
+    )
 
 
 def _original_vq(config: dict) -> JanusVQVAEConfig:
@@ -93,19 +108,14 @@ class JanusBackbone(TransformersBackbone):
         device: str,
         dtype: str,
     ):
-        parts = build_parts(
-            decoder=lambda: LlamaModel._from_config(text, attn_implementation="sdpa"),
-            table=lambda: nn.Embedding(vq.num_embeddings, vq.embed_dim),
-            aligner=lambda: JanusVQVAEAlignerMLP(vq),
-            head=lambda: JanusVQVAEHead(vq),
-            vq=lambda: JanusVQVAE._from_config(vq),
-        )
+        parts = build(text, vq)
         self._bos, self._pad, self._begin = (tokenizer.id(token) for token in (BOS, PAD, BEGIN_OF_IMAGE))
         size = vq.num_embeddings
         super().__init__(name, "janus-pro", parts, sources, tokenizer, device=device, dtype=dtype, codebook_size=size)
         with torch.no_grad():  # the aligner sees one code at a time: all its outputs fit a table
             self._table = parts["aligner"](parts["table"](torch.arange(size, device=self.device))).to(self.device)
         del parts["aligner"], parts["table"]
+        self.template = TEMPLATE
         self._side, self._pixels = vq.num_patches, vq.num_patches * _scale(vq)
 
     def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
@@ -127,7 +137,7 @@ class JanusBackbone(TransformersBackbone):
         return self._prompt(rows, self._pad, grid)
 
     def _ids(self, prompt: str) -> list[int]:
-        return [self._bos, *self.tokenizer.encode(TEMPLATE.format(prompt=prompt.strip())), self._begin]
+        return [self._bos, *self.tokenizer.encode(self.template.format(prompt=prompt.strip())), self._begin]
 
     def embed_codes(self, codes: Tensor) -> Tensor:
         return F.embedding(codes, self._table)

@@ -36,15 +36,30 @@ def load_lumina(
     folder: Path, config: dict, *, name: str, device: str, dtype: str, download: bool, vq: str | Path | None
 ) -> "LuminaBackbone":
     """Lumina-mGPT from a folder; config is its config.json, vq Meta's vqgan.ckpt or the folder that holds it."""
-    settings = ChameleonConfig.from_dict(config)
-    settings.vocabulary_map = settings.vocabulary_map or {}  # transformers needs one; ours are in the tokenizer
+    model = settings(config)
     pixels = _vq_file(folder, vq, download)
-    levels = len(settings.vq_config.channel_multiplier)
+    levels = len(model.vq_config.channel_multiplier)
     sources = [Source(weight_files(folder), NATIVE), Source([pixels], _vq_renames(levels))]
     trained = re.search(r"-(512|768|1024)\b", name)
     side = int(trained[1]) if trained else 768
     tokenizer = TextTokenizer.from_folder(folder)
-    return LuminaBackbone(settings, sources, tokenizer, side=side, name=name, device=device, dtype=dtype)
+    return LuminaBackbone(model, sources, tokenizer, side=side, name=name, device=device, dtype=dtype)
+
+
+def settings(config: dict) -> ChameleonConfig:
+    """The model that a config.json describes."""
+    model = ChameleonConfig.from_dict(config)
+    model.vocabulary_map = model.vocabulary_map or {}  # transformers needs one; ours is the tokenizer's
+    return model
+
+
+def build(config: ChameleonConfig) -> nn.ModuleDict:
+    """The parts of the model, without weights."""
+    return build_parts(
+        decoder=lambda: _decoder(config),
+        head=lambda: nn.Linear(config.hidden_size, config.vq_config.num_embeddings, bias=False),
+        vq=lambda: _vq(config.vq_config),
+    )
 
 
 def code_token(code: int) -> str:
@@ -111,11 +126,7 @@ class LuminaBackbone(VocabularyBackbone):
         dtype: str,
     ):
         size = config.vq_config.num_embeddings
-        parts = build_parts(
-            decoder=lambda: _decoder(config),
-            head=lambda: nn.Linear(config.hidden_size, size, bias=False),
-            vq=lambda: _vq(config.vq_config),
-        )
+        parts = build(config)
         self._bos, self._pad, self._begin, self._end_of_turn = (
             tokenizer.id(token) for token in (BOS, PAD, BEGIN_OF_IMAGE, END_OF_TURN)
         )
