@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from . import cost
+from . import cost, doctor
 from .backbones import Backbone, load_backbone
 from .correction import ACCEPT_REJECT, RULES
 from .decoders import DECODERS, DecodeConfig
@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_generate(commands)
     cost.add_command(commands)
+    doctor.add_command(commands)
     args = parser.parse_args(argv)
     try:
         args.run(args)
