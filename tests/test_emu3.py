@@ -179,7 +179,7 @@ def original_folder(emu3, tmp_path_factory):
         "ch_mult": [1, 1],
         "num_res_blocks": 1,
         "attn_resolutions": [1],
-        "temporal_downsample_factor": 1,
+        "temporal_downsample_factor": 4,
     }
     (vq / "config.json").write_text(json.dumps(image), "utf-8")
     shutil.copy(emu3.folder / "tokenizer.json", folder)

@@ -138,7 +138,7 @@ def emu3() -> tuple[Emu3ForConditionalGeneration, Tokenizer]:
         num_res_blocks=1,
         attn_resolutions=[1],
         hidden_size=32,
-        temporal_downsample_factor=1,
+        temporal_downsample_factor=4,
     )
     config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map=tokenizer.get_vocab())
     return liven(Emu3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")), tokenizer
