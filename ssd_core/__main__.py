@@ -111,11 +111,13 @@ def add_model_options(parser) -> None:
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of the weights"
     )
+    parser.add_argument("--bits", type=int, choices=(8, 4), help="pack the weights (needs bitsandbytes)")
 
 
 def load(args: argparse.Namespace) -> Backbone:
     """The backbone that those options choose."""
-    return load_backbone(args.backbone, device=args.device, dtype=args.dtype, download=args.download, vq=args.vq)
+    names = ("device", "dtype", "download", "vq", "bits")
+    return load_backbone(args.backbone, **{name: getattr(args, name) for name in names})
 
 
 def _generate(args: argparse.Namespace) -> None:

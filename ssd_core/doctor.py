@@ -37,6 +37,7 @@ def examine(
     dtype: str = "auto",
     download: bool = False,
     vq: Path | None = None,
+    bits: int | None = None,
     width: int | None = None,
     height: int | None = None,
 ) -> Iterator[str]:
@@ -53,9 +54,9 @@ def examine(
     files = weight_files(folder)
     gigabytes = sum(file.stat().st_size for file in files) / 1e9
     yield f"files: {len(files)} with weights, {gigabytes:.2f} GB, in {folder}"
-    yield _memory(size, device, dtype)
+    yield _memory(size, device, dtype, bits)
 
-    backbone = load_backbone(name, device=device, dtype=dtype, download=download, vq=vq)
+    backbone = load_backbone(name, device=device, dtype=dtype, download=download, vq=vq, bits=bits)
     yield f"loading: {backbone.fingerprint} as {backbone.dtype} on {backbone.device}"
     if heads is not None:
         loaded = load_heads(heads, backbone.fingerprint, device=backbone.device, dtype=backbone.dtype)
@@ -76,11 +77,13 @@ def examine(
     yield _agreement(backbone, grid)
 
 
-def _memory(size: ModelSize, device: str, dtype: str) -> str:
+def _memory(size: ModelSize, device: str, dtype: str, bits: int | None) -> str:
     home, wider = main_device(device), main_dtype(device, dtype).itemsize // 2  # than the bf16 of `cost`
     schedule = PRESETS[size.family].schedule
     picture = cost(size, schedule, prompt=100)
     weights = (size.loaded - 4 * size.vq) * wider + 4 * size.vq
+    if bits is not None:
+        weights += size.layers * bits // 8 - size.layers * 2 * wider
     extra = (picture.cache_bytes + picture.heads_bytes) * wider
     free = free_memory(home)
     facts = (
@@ -88,7 +91,9 @@ def _memory(size: ModelSize, device: str, dtype: str) -> str:
         f"SSD {schedule}; {home} has {free / 1e9:.1f} GB free"
     )
     if weights + extra > free and device != "auto":
-        raise DoctorError(f"Not enough memory: {facts}. Use --device auto, --dtype bfloat16, or a smaller model.")
+        raise DoctorError(
+            f"Not enough memory: {facts}. Use --device auto, --dtype bfloat16, --bits 8 or 4, or a smaller model."
+        )
     return f"memory: {facts}"
 
 
@@ -147,10 +152,11 @@ def add_command(commands) -> None:
     parser.add_argument("--height", type=int, help="likewise")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--bits", type=int, choices=(8, 4), help="pack the weights (needs bitsandbytes)")
 
 
 def _run(args: argparse.Namespace) -> None:
-    names = ("heads", "device", "dtype", "download", "vq", "width", "height")
+    names = ("heads", "device", "dtype", "download", "vq", "bits", "width", "height")
     for line in examine(args.path, **{name: getattr(args, name) for name in names}):
         print(f"ok  {line}")
         sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import tiny
@@ -10,7 +11,9 @@ from accelerate import cpu_offload
 from safetensors.torch import load_file, save_file
 
 from ssd_core.backbones import CheckpointError, checkpoint, hf, load_backbone
+from ssd_core.cache import causal_mask
 from ssd_core.decoders import DecodeConfig
+from ssd_core.grid import TokenGrid
 from ssd_core.sampling import SamplingConfig
 
 
@@ -147,3 +150,38 @@ def test_the_parts_are_spread_by_size(janus, monkeypatch):
     monkeypatch.setattr(hf, "get_max_memory", lambda: {"cpu": 600_000})
     with pytest.raises(CheckpointError, match="have free together"):
         hf._places(janus.backbone.parts, "auto", torch.float32)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", ["janus", "emu3", "lumina"])
+def test_packed_weights(name, bits, request, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    saved = request.getfixturevalue(name)
+    backbone = load_backbone(saved.folder, bits=bits)
+    assert backbone.fingerprint == saved.backbone.fingerprint
+    grid = TokenGrid(4, 4, eol=name != "janus")
+    sampling = SamplingConfig(cfg=2.0)
+    _, session = tiny.draw(saved.backbone, DecodeConfig("ar"), sampling, grid)
+    plain, packed = (
+        each.forward(each.embed_text(session.prompt.ids), positions, mask, None, None)
+        for each in (saved.backbone, backbone)
+        for positions, mask in [
+            (torch.arange(session.prompt.length)[None].expand(4, -1), causal_mask(session.prompt.mask))
+        ]
+    )
+    error = ((plain - packed)[:, -1].norm() / plain[:, -1].norm()).item()
+    assert 0 < error < (0.1 if bits == 8 else 0.7)
+    ar, _ = tiny.draw(backbone, DecodeConfig("ar"), sampling, grid)
+    lossless, _ = tiny.draw(backbone, DecodeConfig("lossless", window=5), sampling, grid)
+    assert torch.equal(ar.tokens, lossless.tokens)
+    monkeypatch.setattr(hf, "free_memory", lambda device: 1000)
+    with pytest.raises(CheckpointError, match=f"GB as {bits} bits"):
+        load_backbone(saved.folder, bits=bits)
+
+
+def test_packed_weights_need_their_library(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match="pip install bitsandbytes"):
+        load_backbone(folder, bits=8)
+    with pytest.raises(ValueError, match="leave bits out"):
+        load_backbone("builtin", bits=4)

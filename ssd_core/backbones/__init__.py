@@ -25,6 +25,7 @@ def load_backbone(
     dtype: str = "auto",
     download: bool = False,
     vq: str | Path | None = None,
+    bits: int | None = None,
 ) -> Backbone:
     """A backbone: "builtin" (the small model in this repository), a checkpoint folder, or a Hub id.
 
@@ -32,16 +33,20 @@ def load_backbone(
     all GPUs and the memory of the machine. dtype "auto" chooses float32 on CPUs and bfloat16 elsewhere.
     download: whether a Hub id may be downloaded (gigabytes); without it only what is on this machine is
     used. vq: the image tokenizer of a checkpoint that comes without (Lumina-mGPT's vqgan.ckpt, the folder
-    Emu3-VisionTokenizer). Raises ValueError for a device that is not there, CheckpointError (a ValueError) for a
-    checkpoint that is unknown or incomplete.
+    Emu3-VisionTokenizer). bits: 8 or 4 packs the weights with bitsandbytes.
+
+    Raises ValueError for a device that is not there, CheckpointError (a ValueError) for a checkpoint that
+    is unknown or incomplete, or does not fit into memory.
     """
     home = main_device(device)
     if name == "builtin":
+        if bits is not None:
+            raise ValueError("The builtin model is small: it has no packed weights, leave bits out.")
         return load_builtin(device=str(home), dtype=dtype)
     folder = find_folder(name, download=download)
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
-    options = dict(name=Path(name).name, device=device, dtype=dtype)
+    options = dict(name=Path(name).name, device=device, dtype=dtype, bits=bits)
     try:
         if kind in ("janus", "multi_modality"):
             from .janus import load_janus  # transformers takes seconds to import, the builtin model does without

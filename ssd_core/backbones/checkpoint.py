@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 Renames = Sequence[tuple[str, str | Callable[[re.Match], str]]]  # arguments of re.sub, applied in order
 Adapt = Callable[[str, Tensor, torch.Size], Tensor]
+Pack = Callable[[nn.Module, str, Tensor, torch.device], nn.Parameter]
 
 
 class CheckpointError(ValueError):
@@ -117,11 +118,13 @@ def load_weights(
     dtype: Callable[[str], torch.dtype],
     rows: dict[str, slice] | None = None,
     adapt: Adapt | None = None,
+    pack: Pack | None = None,
 ) -> None:
     """Fills every parameter and persistent buffer of a module built on the meta device.
 
     place and dtype say where each tensor goes and as what (integers stay what they are); rows: only these
-    rows of a tensor are read; adapt(name, tensor, wanted shape) reshapes one that is stored differently.
+    rows of a tensor are read; adapt(name, tensor, wanted shape) reshapes one that is stored differently;
+    pack(module, parameter name, tensor, device) makes parameters that are no plain ones.
     Tensors that the module does not have are left on the disk. Raises CheckpointError, before reading any
     weights, if tensors are missing or have other shapes than the configuration says.
     """
@@ -159,17 +162,21 @@ def load_weights(
                 for key, name in names:
                     tensor = adapt(name, reader.read(key, rows.get(name)), wanted[name].shape)
                     precision = dtype(name) if tensor.is_floating_point() else tensor.dtype
-                    _assign(module, name, tensor.to(place(name), precision))
+                    _assign(module, name, tensor.to(precision), place(name), pack or _plain)
                     bar.update()
 
 
-def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
+def _assign(module: nn.Module, name: str, tensor: Tensor, device: torch.device, pack: Pack) -> None:
     owner_name, _, leaf = name.rpartition(".")
     owner = module.get_submodule(owner_name)
     if leaf in owner._parameters:
-        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        owner._parameters[leaf] = pack(owner, leaf, tensor, device)
     else:
-        owner._buffers[leaf] = tensor
+        owner._buffers[leaf] = tensor.to(device)
+
+
+def _plain(owner: nn.Module, leaf: str, tensor: Tensor, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(tensor.to(device), requires_grad=False)
 
 
 class _SafetensorsReader:

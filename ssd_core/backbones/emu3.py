@@ -58,7 +58,15 @@ ORIGINAL_VQ = (
 
 
 def load_emu3(
-    folder: Path, config: dict, *, name: str, device: str, dtype: str, download: bool, vq: str | Path | None
+    folder: Path,
+    config: dict,
+    *,
+    name: str,
+    device: str,
+    dtype: str,
+    bits: int | None,
+    download: bool,
+    vq: str | Path | None,
 ) -> "Emu3Backbone":
     """Emu3-Gen from a folder in either layout; config is its config.json, vq the folder of the image tokenizer."""
     if config["model_type"] == "emu3":
@@ -72,7 +80,7 @@ def load_emu3(
         tokenizer = TextTokenizer.from_folder(folder)
     else:
         tokenizer = TextTokenizer(_tiktoken(folder))
-    return Emu3Backbone(text, pixels, sources, tokenizer, name=name, device=device, dtype=dtype)
+    return Emu3Backbone(text, pixels, sources, tokenizer, name=name, device=device, dtype=dtype, bits=bits)
 
 
 def settings(config: dict, vq: dict) -> tuple[Emu3TextConfig, Emu3VQVAEConfig]:
@@ -175,6 +183,7 @@ class Emu3Backbone(VocabularyBackbone):
         name: str,
         device: str,
         dtype: str,
+        bits: int | None,
     ):
         size = vq.codebook_size
         parts = build(text, vq)
@@ -189,6 +198,7 @@ class Emu3Backbone(VocabularyBackbone):
             tokenizer,
             device=device,
             dtype=dtype,
+            bits=bits,
             codebook_size=size,
             first_code=tokenizer.first_of([CODE.format(code) for code in range(size)]),
             eol=tokenizer.id(EOL),

@@ -23,6 +23,7 @@ from ..schedule import PRESETS
 from .base import Backbone, Prompt
 from .checkpoint import Adapt, CheckpointError, Source, load_weights, require_file
 from .devices import free_memory, main_device, main_dtype
+from .quantized import pack, quantize_layers
 
 PREVIEW_BATCH = 256  # codes painted at once for `preview_colors`
 
@@ -32,8 +33,8 @@ class TransformersBackbone(Backbone):
 
     parts: "decoder" (a transformers model without its head), "head" (states after the final norm -> V
     logits), "vq" (codes <-> pixels, always fp32), and what a family needs besides. device: a torch device,
-    or "auto" to spread the weights over all GPUs and then the memory of the machine. tokens: names of
-    special tokens.
+    or "auto" to spread the weights over all GPUs and then the memory of the machine. bits: 8 or 4 packs the
+    weights of the decoder's layers, on one device.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class TransformersBackbone(Backbone):
         *,
         device: str,
         dtype: str,
+        bits: int | None,
         codebook_size: int,
         rows: dict[str, slice] | None = None,
         adapt: Adapt | None = None,
@@ -57,15 +59,18 @@ class TransformersBackbone(Backbone):
         self.hidden_size, self.codebook_size = config.hidden_size, codebook_size
         self.max_positions = config.max_position_embeddings
         self._decoder, self._head, self._vq = parts["decoder"], parts["head"], parts["vq"]
-        places = _places(parts, device, self.dtype)
+        if bits is not None:
+            quantize_layers(self._decoder.layers, bits, self.dtype)
+        places = _places(parts, device, self.dtype, bits)
 
         def place(name: str) -> torch.device:
             owners = (prefix for prefix in places if not prefix or f"{name}.".startswith(f"{prefix}."))
             return torch.device(places[max(owners, key=len)])
 
-        load_weights(
-            parts, sources, place=place, dtype=lambda part: _precision(part, self.dtype), rows=rows, adapt=adapt
-        )
+        def precision(name: str) -> torch.dtype:
+            return _precision(name, self.dtype)
+
+        load_weights(parts, sources, place=place, dtype=precision, rows=rows, adapt=adapt, pack=pack)
         arguments = inspect.signature(type(self._decoder).forward).parameters
         self._cache_argument = "cache" if "cache" in arguments else "past_key_values"  # renamed in 5.24
         self.fingerprint = f"{family}-{self.hidden_size}-{_digest(self._decoder, codebook_size)}"
@@ -239,16 +244,21 @@ def _precision(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if name.startswith("vq.") else dtype
 
 
-def _places(parts: nn.ModuleDict, device: str, dtype: torch.dtype) -> dict[str, torch.device | str | int]:
+def _places(
+    parts: nn.ModuleDict, device: str, dtype: torch.dtype, bits: int | None = None
+) -> dict[str, torch.device | str | int]:
     """Where the parts go, by name ("": all of them); CheckpointError if there is not enough memory."""
     needed = sum(t.numel() * _precision(name, dtype).itemsize for name, t in parts.state_dict().items())
+    if bits is not None:
+        layers = sum(t.numel() for t in parts["decoder"].layers.state_dict().values())
+        needed += layers * bits // 8 - layers * dtype.itemsize
     home = main_device(device)
-    if device != "auto":
-        free = free_memory(home)
+    if device != "auto" or bits is not None:
+        free, kind = free_memory(home), f"{bits} bits" if bits else dtype
         if needed > free:
             raise CheckpointError(
-                f"The weights take {needed / 1e9:.1f} GB as {dtype}, but {home} has only {free / 1e9:.1f} GB free: "
-                'use device "auto" to spread them over what is there, bfloat16, or a smaller model.'
+                f"The weights take {needed / 1e9:.1f} GB as {kind}, but {home} has only {free / 1e9:.1f} GB free: "
+                'use device "auto" to spread them over what is there, bfloat16, 8 or 4 bits, or a smaller model.'
             )
         return {"": home}
     room, pixels = get_max_memory(), parts["vq"]

@@ -45,11 +45,13 @@ ORIGINAL = (
 )
 
 
-def load_janus(folder: Path, config: dict, *, name: str, device: str, dtype: str) -> "JanusBackbone":
+def load_janus(folder: Path, config: dict, *, name: str, device: str, dtype: str, bits: int | None) -> "JanusBackbone":
     """Janus-Pro from a folder in either layout; config is its config.json."""
     text, vq = settings(config)
     sources = [Source(weight_files(folder), NATIVE if config["model_type"] == "janus" else ORIGINAL)]
-    return JanusBackbone(text, vq, sources, TextTokenizer.from_folder(folder), name=name, device=device, dtype=dtype)
+    return JanusBackbone(
+        text, vq, sources, TextTokenizer.from_folder(folder), name=name, device=device, dtype=dtype, bits=bits
+    )
 
 
 def settings(config: dict) -> tuple[LlamaConfig, JanusVQVAEConfig]:
@@ -107,11 +109,14 @@ class JanusBackbone(TransformersBackbone):
         name: str,
         device: str,
         dtype: str,
+        bits: int | None,
     ):
         parts = build(text, vq)
         self._bos, self._pad, self._begin = (tokenizer.id(token) for token in (BOS, PAD, BEGIN_OF_IMAGE))
         size = vq.num_embeddings
-        super().__init__(name, "janus-pro", parts, sources, tokenizer, device=device, dtype=dtype, codebook_size=size)
+        super().__init__(
+            name, "janus-pro", parts, sources, tokenizer, device=device, dtype=dtype, bits=bits, codebook_size=size
+        )
         with torch.no_grad():  # the aligner sees one code at a time: all its outputs fit a table
             self._table = parts["aligner"](parts["table"](torch.arange(size, device=self.device))).to(self.device)
         del parts["aligner"], parts["table"]

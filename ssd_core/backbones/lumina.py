@@ -33,7 +33,15 @@ NATIVE = ((r"^lm_head\.", "head."), (r"^model\.", "decoder."))
 
 
 def load_lumina(
-    folder: Path, config: dict, *, name: str, device: str, dtype: str, download: bool, vq: str | Path | None
+    folder: Path,
+    config: dict,
+    *,
+    name: str,
+    device: str,
+    dtype: str,
+    bits: int | None,
+    download: bool,
+    vq: str | Path | None,
 ) -> "LuminaBackbone":
     """Lumina-mGPT from a folder; config is its config.json, vq Meta's vqgan.ckpt or the folder that holds it."""
     model = settings(config)
@@ -43,7 +51,7 @@ def load_lumina(
     trained = re.search(r"-(512|768|1024)\b", name)
     side = int(trained[1]) if trained else 768
     tokenizer = TextTokenizer.from_folder(folder)
-    return LuminaBackbone(model, sources, tokenizer, side=side, name=name, device=device, dtype=dtype)
+    return LuminaBackbone(model, sources, tokenizer, side=side, name=name, device=device, dtype=dtype, bits=bits)
 
 
 def settings(config: dict) -> ChameleonConfig:
@@ -124,6 +132,7 @@ class LuminaBackbone(VocabularyBackbone):
         name: str,
         device: str,
         dtype: str,
+        bits: int | None,
     ):
         size = config.vq_config.num_embeddings
         parts = build(config)
@@ -138,6 +147,7 @@ class LuminaBackbone(VocabularyBackbone):
             tokenizer,
             device=device,
             dtype=dtype,
+            bits=bits,
             codebook_size=size,
             first_code=tokenizer.first_of([code_token(code) for code in range(size)]),
             eol=tokenizer.id(NEWLINE),
