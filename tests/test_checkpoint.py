@@ -144,12 +144,12 @@ def test_weights_that_accelerate_keeps_elsewhere(folder, janus):
 
 def test_the_parts_are_spread_by_size(janus, monkeypatch):
     monkeypatch.setattr(hf, "get_max_memory", lambda: {"cpu": 600_000, 0: 10**9})
-    places = hf._places(janus.backbone.parts, "auto", torch.float32)
+    places = hf._places(janus.backbone.parts, "auto", torch.float32, None, 1000)
     assert {str(place) for place in places.values()} == {"cpu", "0"}
     assert str(places["vq"]) == "cpu"
     monkeypatch.setattr(hf, "get_max_memory", lambda: {"cpu": 600_000})
     with pytest.raises(CheckpointError, match="have free together"):
-        hf._places(janus.backbone.parts, "auto", torch.float32)
+        hf._places(janus.backbone.parts, "auto", torch.float32, None, 1000)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -175,7 +175,7 @@ def test_packed_weights(name, bits, request, monkeypatch):
     lossless, _ = tiny.draw(backbone, DecodeConfig("lossless", window=5), sampling, grid)
     assert torch.equal(ar.tokens, lossless.tokens)
     monkeypatch.setattr(hf, "free_memory", lambda device: 1000)
-    with pytest.raises(CheckpointError, match=f"GB as {bits} bits"):
+    with pytest.raises(CheckpointError, match=f"GB as {bits} bits and the cache"):
         load_backbone(saved.folder, bits=bits)
 
 

@@ -190,6 +190,7 @@ class Emu3Backbone(VocabularyBackbone):
         self._bos, self._pad, self._begin, self._follow = (
             tokenizer.id(token) for token in (BOS, PAD, BEGIN_OF_IMAGE, CODES_FOLLOW)
         )
+        self._scale = 2 ** (len(vq.channel_multiplier) - 1)
         super().__init__(
             name,
             "emu3",
@@ -204,7 +205,6 @@ class Emu3Backbone(VocabularyBackbone):
             eol=tokenizer.id(EOL),
             adapt=_squeezed,
         )
-        self._scale = 2 ** (len(vq.channel_multiplier) - 1)
 
     def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
         """Any size in steps of 8 pixels; of one side alone the other follows, so that the area is the trained one."""

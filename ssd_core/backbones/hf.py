@@ -6,6 +6,7 @@ makes them.
 
 import hashlib
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ class TransformersBackbone(Backbone):
         self._decoder, self._head, self._vq = parts["decoder"], parts["head"], parts["vq"]
         if bits is not None:
             quantize_layers(self._decoder.layers, bits, self.dtype)
-        places = _places(parts, device, self.dtype, bits)
+        places = _places(parts, device, self.dtype, bits, self._cache_bytes())
 
         def place(name: str) -> torch.device:
             owners = (prefix for prefix in places if not prefix or f"{name}.".startswith(f"{prefix}."))
@@ -81,10 +82,21 @@ class TransformersBackbone(Backbone):
     # -------------------------------------------------------------------------------------- the language model
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
+        heads, head_dim = self._cache_widths()
+        devices = [_device_of(layer, self.device) for layer in self._decoder.layers]
+        return KVCache(len(devices), rows, heads, slots, head_dim, self.dtype, devices)
+
+    def _cache_widths(self) -> tuple[int, int]:
+        """Key-value heads, and their width."""
         config = self._decoder.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        devices = [_device_of(layer, self.device) for layer in self._decoder.layers]
-        return KVCache(len(devices), rows, config.num_key_value_heads, slots, head_dim, self.dtype, devices)
+        return config.num_key_value_heads, head_dim
+
+    def _cache_bytes(self) -> int:
+        """What one guided picture of the default size takes."""
+        slots = min(self.grid().size + 256, self.max_positions)
+        per_layer = 2 * math.prod(self._cache_widths()) * self.dtype.itemsize
+        return 2 * slots * len(self._decoder.layers) * per_layer
 
     def embed_text(self, ids: Tensor) -> Tensor:
         return self._decoder.embed_tokens(ids).to(self.device)
@@ -245,31 +257,36 @@ def _precision(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _places(
-    parts: nn.ModuleDict, device: str, dtype: torch.dtype, bits: int | None = None
+    parts: nn.ModuleDict, device: str, dtype: torch.dtype, bits: int | None, cache: int
 ) -> dict[str, torch.device | str | int]:
-    """Where the parts go, by name ("": all of them); CheckpointError if there is not enough memory."""
+    """Where the parts go, by name ("": all of them), so that `cache` bytes stay free for a picture.
+
+    CheckpointError if there is not enough memory.
+    """
     needed = sum(t.numel() * _precision(name, dtype).itemsize for name, t in parts.state_dict().items())
     if bits is not None:
         layers = sum(t.numel() for t in parts["decoder"].layers.state_dict().values())
         needed += layers * bits // 8 - layers * dtype.itemsize
+    needs = f"The weights take {needed / 1e9:.1f} GB as {f'{bits} bits' if bits else dtype} and"
+    needs += f" the cache of a picture {cache / 1e9:.1f} GB"
     home = main_device(device)
     if device != "auto" or bits is not None:
-        free, kind = free_memory(home), f"{bits} bits" if bits else dtype
-        if needed > free:
+        free = free_memory(home)
+        if needed + cache > free:
             raise CheckpointError(
-                f"The weights take {needed / 1e9:.1f} GB as {kind}, but {home} has only {free / 1e9:.1f} GB free: "
+                f"{needs}, but {home} has only {free / 1e9:.1f} GB free: "
                 'use device "auto" to spread them over what is there, bfloat16, 8 or 4 bits, or a smaller model.'
             )
         return {"": home}
     room, pixels = get_max_memory(), parts["vq"]
     first = home.index or 0 if home.type == "cuda" else home.type
-    room[first] = max(0, room[first] - sum(t.numel() * 4 for t in pixels.state_dict().values()))
+    room[first] = max(0, room[first] - cache - sum(t.numel() * 4 for t in pixels.state_dict().values()))
     others = nn.ModuleDict({name: part for name, part in parts.items() if part is not pixels})
     places = infer_auto_device_map(others, room, [type(parts["decoder"].layers[0]).__name__], dtype=dtype)
     if "disk" in places.values():
         raise CheckpointError(
-            f"The weights take {needed / 1e9:.1f} GB, more than the GPUs and the memory of this machine have free "
-            "together: close other programs, or take a smaller model."
+            f"{needs}, more than the GPUs and the memory of this machine have free together: "
+            "close other programs, or take a smaller model."
         )
     return {"": home} if set(places.values()) == {first} else {**places, "vq": home}
 

@@ -113,6 +113,8 @@ class JanusBackbone(TransformersBackbone):
     ):
         parts = build(text, vq)
         self._bos, self._pad, self._begin = (tokenizer.id(token) for token in (BOS, PAD, BEGIN_OF_IMAGE))
+        self.template = TEMPLATE
+        self._side, self._pixels = vq.num_patches, vq.num_patches * _scale(vq)
         size = vq.num_embeddings
         super().__init__(
             name, "janus-pro", parts, sources, tokenizer, device=device, dtype=dtype, bits=bits, codebook_size=size
@@ -120,8 +122,6 @@ class JanusBackbone(TransformersBackbone):
         with torch.no_grad():  # the aligner sees one code at a time: all its outputs fit a table
             self._table = parts["aligner"](parts["table"](torch.arange(size, device=self.device))).to(self.device)
         del parts["aligner"], parts["table"]
-        self.template = TEMPLATE
-        self._side, self._pixels = vq.num_patches, vq.num_patches * _scale(vq)
 
     def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
         side = self._pixels

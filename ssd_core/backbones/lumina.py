@@ -139,6 +139,7 @@ class LuminaBackbone(VocabularyBackbone):
         self._bos, self._pad, self._begin, self._end_of_turn = (
             tokenizer.id(token) for token in (BOS, PAD, BEGIN_OF_IMAGE, END_OF_TURN)
         )
+        self._scale, self._side = 2 ** (len(config.vq_config.channel_multiplier) - 1), side
         super().__init__(
             name,
             "lumina-mgpt",
@@ -153,7 +154,6 @@ class LuminaBackbone(VocabularyBackbone):
             eol=tokenizer.id(NEWLINE),
             adapt=_repeated,
         )
-        self._scale, self._side = 2 ** (len(config.vq_config.channel_multiplier) - 1), side
 
     def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
         """Any size in steps of 32 pixels; of one side alone the other follows, so that the area is the trained one."""
