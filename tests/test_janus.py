@@ -84,6 +84,17 @@ def test_pixels(model, backbone):
     torch.testing.assert_close(backbone.decode_image(codes), expected)
 
 
+def test_codes_are_compared_by_direction(janus):
+    """As in DeepSeek's quantizer: lengths of codebook vectors change neither codes nor pixels."""
+    backbone = load_backbone(janus.folder)
+    rgb = torch.rand(1, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    codes = backbone.encode_image(rgb)
+    pixels = backbone.decode_image(codes)
+    backbone.parts["vq"].quantize.embedding.weight.mul_(torch.linspace(0.1, 5, CODES)[:, None])
+    assert torch.equal(backbone.encode_image(rgb), codes)
+    torch.testing.assert_close(backbone.decode_image(codes), pixels)
+
+
 def test_logits_are_those_of_the_generation_head(model, backbone):
     h = torch.randn(2, 3, WIDTH)
     expected = model.model.generation_head(model.model.language_model.norm(h))

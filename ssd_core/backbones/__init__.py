@@ -46,7 +46,7 @@ def load_backbone(
     folder = find_folder(name, download=download)
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
-    options = dict(name=Path(name).name, device=device, dtype=dtype, bits=bits)
+    options = dict(name=Path(name).resolve().name, device=device, dtype=dtype, bits=bits)
     try:
         if kind in ("janus", "multi_modality"):
             from .janus import load_janus  # transformers takes seconds to import, the builtin model does without

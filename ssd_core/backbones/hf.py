@@ -35,7 +35,8 @@ class TransformersBackbone(Backbone):
     parts: "decoder" (a transformers model without its head), "head" (states after the final norm -> V
     logits), "vq" (codes <-> pixels, always fp32), and what a family needs besides. device: a torch device,
     or "auto" to spread the weights over all GPUs and then the memory of the machine. bits: 8 or 4 packs the
-    weights of the decoder's layers, on one device.
+    weights of the decoder's layers, on one device. rows and adapt: as in `load_weights`. What `grid` needs
+    has to be set before this runs: the room for the cache of a picture depends on it.
     """
 
     def __init__(
