@@ -11,10 +11,10 @@ __all__ = ["Backbone", "BuiltinBackbone", "CheckpointError", "Prompt", "load_bac
 
 KINDS = {  # model_type in config.json: what it is
     "janus": "Janus-Pro in transformers' layout (deepseek-community/Janus-Pro-1B, -7B)",
-    "chameleon": "Lumina-mGPT (Alpha-VLLM/Lumina-mGPT-7B-768) with Meta's vqgan.ckpt",
+    "multi_modality": "Janus-Pro in DeepSeek's layout (deepseek-ai/Janus-Pro-1B, -7B)",
     "emu3": "Emu3-Gen in transformers' layout (BAAI/Emu3-Gen-hf)",
     "Emu3": "Emu3-Gen in BAAI's layout (BAAI/Emu3-Gen with BAAI/Emu3-VisionTokenizer)",
-    "multi_modality": "Janus-Pro in DeepSeek's layout (deepseek-ai/Janus-Pro-1B, -7B)",
+    "chameleon": "Lumina-mGPT (Alpha-VLLM/Lumina-mGPT-7B-768) with Meta's vqgan.ckpt",
 }
 
 
