@@ -7,7 +7,7 @@
 For live previews iterate over `decode(DecodingSession(...), config)` instead: it yields an event per pass.
 """
 
-from .backbones import Backbone, load_backbone
+from .backbones import Backbone, CheckpointError, load_backbone
 from .decoders import DecodeConfig, decode
 from .generate import Result, generate
 from .grid import TokenGrid
@@ -20,6 +20,7 @@ __all__ = [
     "PRESETS",
     "SPEEDS",
     "Backbone",
+    "CheckpointError",
     "DecodeConfig",
     "DecodeEvent",
     "DecodingSession",

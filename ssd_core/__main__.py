@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from . import cost, doctor
 from .backbones import Backbone, load_backbone
 from .correction import ACCEPT_REJECT, RULES
 from .decoders import DECODERS, DecodeConfig
@@ -27,11 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ssd_core", description="Autoregressive image models, fast.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_generate(commands)
+    cost.add_command(commands)
+    doctor.add_command(commands)
     args = parser.parse_args(argv)
     try:
         args.run(args)
     except torch.cuda.OutOfMemoryError as error:
-        print(f"error: out of memory ({error}): lower --batch, or try --dtype bfloat16.", file=sys.stderr)
+        print(
+            f"error: out of memory ({error}): lower --batch, or try --dtype bfloat16 or --device auto.", file=sys.stderr
+        )
         return 2
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -50,6 +55,8 @@ def _add_generate(commands) -> None:
     parser.add_argument("--seed", type=int, help=f"0 to {MAX_SEED}; the default is a new one, which is printed")
     parser.add_argument("--batch", type=int, default=1, help="pictures, with consecutive seeds (default: %(default)s)")
     parser.add_argument("--negative", default="", help="negative prompt, for backbones that have one")
+    parser.add_argument("--width", type=int, help="in pixels, for backbones that draw several sizes")
+    parser.add_argument("--height", type=int, help="likewise; of one side alone the other follows")
 
     what = parser.add_argument_group("what to write")
     what = what.add_mutually_exclusive_group()
@@ -81,14 +88,36 @@ def _add_generate(commands) -> None:
     )
 
     model = parser.add_argument_group("model")
-    model.add_argument("--backbone", default="builtin", help="(default: %(default)s)")
+    add_model_options(model)
     model.add_argument(
         "--heads", default="auto", help='a heads file, "auto" (the shipped ones), or "none": training-free drafts'
     )
-    model.add_argument("--device", default="cpu", help="a torch device: cpu, cuda, mps (default: %(default)s)")
-    model.add_argument(
+
+
+def add_model_options(parser) -> None:
+    """The options that choose and place a backbone."""
+    parser.add_argument(
+        "--backbone",
+        default="builtin",
+        help='"builtin", a folder with a Janus-Pro, Emu3 or Lumina-mGPT checkpoint, or a Hub id (default: %(default)s)',
+    )
+    parser.add_argument("--vq", type=Path, help="its image tokenizer, for checkpoints that come without")
+    parser.add_argument("--download", action="store_true", help="allow downloading a Hub id (gigabytes)")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu, cuda, mps, or auto: the best one, several where the model is large (default: %(default)s)",
+    )
+    parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of the weights"
     )
+    parser.add_argument("--bits", type=int, choices=(8, 4), help="pack the weights (needs bitsandbytes)")
+
+
+def load(args: argparse.Namespace) -> Backbone:
+    """The backbone that those options choose."""
+    names = ("device", "dtype", "download", "vq", "bits")
+    return load_backbone(args.backbone, **{name: getattr(args, name) for name in names})
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -96,7 +125,7 @@ def _generate(args: argparse.Namespace) -> None:
     if args.batch < 1:
         raise ValueError(f"--batch must be at least 1, got {args.batch}.")
     require_png(args.out)
-    backbone = load_backbone(args.backbone, device=args.device, dtype=args.dtype)
+    backbone = load(args)
     heads, config = _heads(args, backbone), _config(args, backbone)
     sampling = backbone.defaults.updated(cfg=args.cfg, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     seed = random.randint(0, MAX_SEED - args.batch) if args.seed is None else args.seed
@@ -122,7 +151,7 @@ def _generate_sheet(args, backbone: Backbone, heads: Heads | None, config, sampl
         schedule = replace(config.schedule, k_v=1, i=0)
         configs = [ar] + [replace(ssd, schedule=replace(schedule, b=rounds)) for rounds in range(5)]
     warm_up = replace(ssd, schedule=Schedule(b=0))  # so that the first one's time is fair
-    generate(backbone, [args.prompt], seeds, warm_up, sampling)
+    generate(backbone, [args.prompt], seeds, warm_up, sampling, grid=backbone.grid(args.width, args.height))
     results = [_run(args, backbone, heads, each, sampling, seeds) for each in configs]
     images = [to_pil(backbone.decode_image(result.tokens)[0]) for result in results]
     captions = [_caption(result, results[0]) for result in results]
@@ -178,7 +207,17 @@ def _run(args, backbone, heads, config: DecodeConfig, sampling: SamplingConfig, 
             bar.update(round(1000 * event.progress) - bar.n)
 
         prompts, negatives = [args.prompt] * len(seeds), [args.negative] * len(seeds)
-        result = generate(backbone, prompts, seeds, config, sampling, heads=heads, negatives=negatives, on_event=show)
+        result = generate(
+            backbone,
+            prompts,
+            seeds,
+            config,
+            sampling,
+            heads=heads,
+            negatives=negatives,
+            grid=backbone.grid(args.width, args.height),
+            on_event=show,
+        )
     kept = " ".join(f"{share:.0%}" for share in result.acceptance.values())
     print(
         f"{result.config}: {result.nfe} passes, {result.seconds:.2f} s, seeds {seeds}"

@@ -5,19 +5,27 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys and values of all layers, [layers, rows, kv_heads, slots, head_dim], allocated once.
+    """Keys and values of all layers, each [rows, kv_heads, slots, head_dim], allocated once.
 
     A slot is a position in the sequence (left padding included). A pass writes its keys and values at
     its slots and attends to the first `length` ones through an explicit mask; a later pass over the same
-    slots simply overwrites them.
+    slots simply overwrites them. device: one for all layers, or one per layer.
     """
 
     def __init__(
-        self, layers: int, rows: int, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        rows: int,
+        kv_heads: int,
+        slots: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | list[torch.device],
     ):
-        shape = (layers, rows, kv_heads, slots, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (rows, kv_heads, slots, head_dim)
+        devices = device if isinstance(device, list) else [device] * layers
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
 
     def write(
         self, layer: int, slots: slice | Tensor, keys: Tensor, values: Tensor, length: int
@@ -31,7 +39,7 @@ class KVCache:
             layer_keys[:, :, slots] = keys
             layer_values[:, :, slots] = values
         else:
-            index = slots[:, None, :, None].expand_as(keys)
+            index = slots.to(keys.device)[:, None, :, None].expand_as(keys)
             layer_keys.scatter_(2, index, keys)
             layer_values.scatter_(2, index, values)
         return layer_keys[:, :, :length], layer_values[:, :, :length]

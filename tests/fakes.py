@@ -52,9 +52,11 @@ def random_heads(backbone: BuiltinBackbone, k_h: int = 3, k_v: int = 3) -> HeadS
     return HeadSet(backbone.hidden_size, backbone.fingerprint, k_h, k_v).eval()
 
 
-def run(backbone, config, *, heads=None, sampling=None, prompts=("abc",), seeds=(0,)):
+def run(backbone, config, *, heads=None, sampling=None, prompts=("abc",), seeds=(0,), grid=None, negatives=None):
     """Decodes; the last event and the session."""
-    session = DecodingSession(backbone, list(prompts), list(seeds), sampling, lookahead=config.lookahead)
+    session = DecodingSession(
+        backbone, list(prompts), list(seeds), sampling, grid=grid, negatives=negatives, lookahead=config.lookahead
+    )
     *_, last = decode(session, config, heads)
     return last, session
 

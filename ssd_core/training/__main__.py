@@ -79,6 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--weights", type=Path, help="folder with the builtin model's weights (default: the shipped ones)"
     )
+    parser.add_argument("--vq", type=Path, help="the backbone's image tokenizer, for checkpoints that come without")
+    parser.add_argument("--download", action="store_true", help="allow downloading a Hub id (gigabytes)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps, xpu (default: auto)")
     parser.add_argument(
         "--dtype",
@@ -98,6 +100,8 @@ def build_parser() -> argparse.ArgumentParser:
     corpus.add_argument(
         "--prompts", type=Path, help="UTF-8 file, one prompt per line (default: builtin's scene captions)"
     )
+    corpus.add_argument("--width", type=int, help="of the pictures, in pixels (default: the backbone's)")
+    corpus.add_argument("--height", type=int, help="likewise")
     corpus.add_argument("--pictures", type=int, help="how many (default: one per prompt; builtin: 1000)")
     choices = ", ".join(DECODERS)
     corpus.add_argument("--decoder", choices=DECODERS, default="ar", help=f"how to draw: {choices} (default: ar)")
@@ -156,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
     if args.weights is not None and args.backbone == "builtin":
         backbone = load_builtin(device=device, dtype=args.dtype, folder=args.weights)
     else:
-        backbone = load_backbone(args.backbone, device=device, dtype=args.dtype)
+        backbone = load_backbone(args.backbone, device=device, dtype=args.dtype, download=args.download, vq=args.vq)
     sampling = backbone.defaults.updated(cfg=args.cfg, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     drafts = args.heads and load_heads(args.heads, backbone.fingerprint, device=device, dtype=backbone.dtype)
     folder = args.corpus or args.work / "corpus"
@@ -168,6 +172,7 @@ def run(args: argparse.Namespace) -> None:
         config=replace(DecodeConfig.preset(backbone.family), decoder=args.decoder),
         sampling=sampling,
         heads=drafts,
+        grid=backbone.grid(args.width, args.height),
         batch=args.draw_batch,
         seed=args.seed,
     )
