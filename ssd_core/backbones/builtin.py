@@ -100,8 +100,11 @@ class BuiltinBackbone(Backbone):
 
     def preview_colors(self) -> Tensor:
         if self._colors is None:
-            codes = torch.arange(self.codebook_size, device=self.device)
-            self._colors = self.tokenizer.decode(codes[:, None, None]).mean((1, 2))
+            # Each code among eight of its own kind: alone it would be painted as the corner of a picture.
+            codes = torch.arange(self.codebook_size, device=self.device)[:, None, None].expand(-1, 3, 3)
+            patch = self.tokenizer.patch
+            middle = [self.tokenizer.decode(some)[:, patch:-patch, patch:-patch] for some in codes.split(256)]
+            self._colors = torch.cat(middle).mean((1, 2))
         return self._colors
 
     def shipped_heads(self) -> HeadSet | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..training.loop import LoopConfig, fit
 from . import scenes, words
 from .tokenizer import ImageTokenizer
-from .transformer import BuiltinTransformer, training_inputs
+from .transformer import BuiltinTransformer, RMSNorm, training_inputs
 from .weights import WEIGHTS, load_module, save_weights
 
 TRAIN_SEED, HELD_SEED = 1, 2  # seeds of the scene data sets
@@ -79,6 +79,42 @@ def train_tokenizer(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
     config = LoopConfig(steps=args.steps, warmup=200, final_lr=0.01, ema=0.998, clip=1.0, log_every=100)
     _fit("tokenizer", args, accelerator, model, loss, batch, [optimizer], config, evaluate)
+    save_weights(model, args.weights / "tokenizer.safetensors")
+
+
+class Recall(nn.Module):
+    """The transformer with an extra task for training: every cell has to know which objects the caption names.
+
+    An object's name matters for the first of its cells only; the rest follow from those. So next-code
+    prediction alone is slow to find out that names matter at all. The head reads the states after
+    `depth` layers, so that the layers above can use what it makes the ones below remember.
+    """
+
+    depth = 3
+    weight = 0.1  # of its loss, the binary cross-entropy summed over the objects
+
+    def __init__(self, transformer: BuiltinTransformer):
+        super().__init__()
+        self.transformer = transformer
+        self.norm = RMSNorm(transformer.config.hidden_size)
+        self.head = nn.Linear(transformer.config.hidden_size, len(words.OBJECTS))
+        nn.init.zeros_(self.head.weight)
+        nn.init.constant_(self.head.bias, -3.0)  # few of the objects are named
+
+    def forward(
+        self, ids: Tensor, mask: Tensor, codes: Tensor, named: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """ids [N, P], mask [N, 1, T, T], codes [N, cells], named float [N, objects] -> the two losses."""
+        model, image = self.transformer, slice(ids.shape[1] - 1, None)
+        x = torch.cat((model.text_embedding(ids), model.code_embedding(codes[:, :-1])), 1)
+        x, rope = model.prepare(x, positions)
+        for depth, layer in enumerate(model.layers, start=1):
+            x = layer(x, rope, mask, None, None)
+            if depth == self.depth:
+                recalled = self.head(self.norm(x[:, image])).float()
+        target = named[:, None].expand_as(recalled)
+        recall = F.binary_cross_entropy_with_logits(recalled, target, reduction="none").sum(-1).mean()
+        return F.cross_entropy(model.logits(x[:, image]).flatten(0, 1), codes.flatten()), recall
 
 
 def train_transformer(args: argparse.Namespace) -> None:
@@ -86,12 +122,16 @@ def train_transformer(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     accelerator = build_accelerator()
     tokenizer = load_module(ImageTokenizer(), args.weights / "tokenizer.safetensors").to(accelerator.device)
-    model = BuiltinTransformer()
+    transformer = BuiltinTransformer()
+    if args.sitting > 1:
+        load_module(transformer, args.weights / "transformer.safetensors")
+    model = Recall(transformer)
+    data_seed = TRAIN_SEED + 1000 * (args.sitting - 1)  # scenes that no earlier sitting saw
     cells = scenes.GRID**2
     positions = torch.arange(LONGEST_CAPTION + cells - 1) + words.MAX_WORDS - LONGEST_CAPTION
     positions = positions.expand(args.batch, -1).contiguous().to(accelerator.device)
 
-    def examples(seed: int, indices: range, crowded: int = 0, held: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def examples(seed: int, indices: range, crowded: int = 0, held: bool = False) -> tuple[Tensor, ...]:
         rows = [scenes.crowded_example(seed, i) for i in indices[:crowded]]
         rows += [scenes.example(seed, i, held=held) for i in indices[crowded:]]
         rgb = to_floats([picture for _, _, picture in rows]).to(accelerator.device)
@@ -99,31 +139,31 @@ def train_transformer(args: argparse.Namespace) -> None:
         texts = ["" if drop else text for (_, text, _), drop in zip(rows, dropped, strict=True)]
         ids, mask = training_inputs([words.encode(text) for text in texts], LONGEST_CAPTION, cells)
         codes = tokenizer.encode(rgb.permute(0, 2, 3, 1)).flatten(1)
-        return ids.to(accelerator.device), mask.to(accelerator.device), codes
+        named = torch.zeros(len(texts), len(words.OBJECTS))
+        for row, (scene, _, _), text in zip(named, rows, texts, strict=True):
+            if text:
+                row[[words.OBJECTS.index(placed.name) for placed in scene.objects]] = 1
+        return *(part.to(accelerator.device) for part in (ids, mask)), codes, named.to(accelerator.device)
 
-    def cross_entropy(ids: Tensor, mask: Tensor, codes: Tensor, positions: Tensor) -> Tensor:
-        x = torch.cat((model.text_embedding(ids), model.code_embedding(codes[:, :-1])), 1)
-        h = model(x, positions, mask)[:, LONGEST_CAPTION - 1 :]
-        return F.cross_entropy(model.logits(h).flatten(0, 1), codes.flatten())
+    compiled = torch.compile(model) if args.compile else model
 
-    compiled = torch.compile(cross_entropy) if args.compile else cross_entropy
-
-    def batch(i: int) -> tuple[Tensor, Tensor, Tensor]:
+    def batch(i: int) -> tuple[Tensor, ...]:
         # Crowded scenes show three times as many objects; the last quarter of the run has only what is asked for.
-        crowded = args.batch // 2 if i < 0.75 * args.steps else 0
-        return examples(TRAIN_SEED, range(i * args.batch, (i + 1) * args.batch), crowded)
+        crowded = args.batch // 2 if args.sitting == 1 and i < 0.75 * args.steps else 0
+        return examples(data_seed, range(i * args.batch, (i + 1) * args.batch), crowded)
 
     def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
-        value = compiled(*batch, positions)
-        return value, {"loss": value.detach()}
+        value, recall = compiled(*batch, positions)
+        return value + model.weight * recall, {"loss": value.detach(), "recall": recall.detach()}
 
     @torch.no_grad()
-    def evaluate(model: BuiltinTransformer) -> dict[str, float]:
+    def evaluate(model: Recall) -> dict[str, float]:
         held = [range(i, i + args.batch) for i in range(0, 128, args.batch)]
-        values = [float(cross_entropy(*examples(HELD_SEED, indices, held=True), positions)) for indices in held]
-        return {"held_out_loss": sum(values) / len(values)}
+        values = [model(*examples(HELD_SEED, indices, held=True), positions) for indices in held]
+        losses, recalls = zip(*values, strict=True)
+        return {"held_out_loss": float(sum(losses)) / len(held), "held_out_recall": float(sum(recalls)) / len(held)}
 
-    hidden = [parameter for parameter in model.layers.parameters() if parameter.ndim == 2]
+    hidden = [parameter for parameter in transformer.layers.parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in hidden}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     optimizers = [
@@ -132,6 +172,7 @@ def train_transformer(args: argparse.Namespace) -> None:
     ]
     config = LoopConfig(steps=args.steps, warmup=100, final_lr=0.02, ema=0.998, clip=1.0, log_every=20)
     _fit("transformer", args, accelerator, model, loss, batch, optimizers, config, evaluate)
+    save_weights(transformer, args.weights / "transformer.safetensors")
 
 
 def _fit(
@@ -139,6 +180,8 @@ def _fit(
 ):
     identity = f"{name} steps={args.steps} batch={args.batch}"
     folder = args.out / name
+    if args.sitting > 1:
+        identity, folder = f"{identity} sitting={args.sitting}", args.out / f"{name}-{args.sitting}"
     fit(
         model,
         loss,
@@ -150,7 +193,6 @@ def _fit(
         evaluate=evaluate,
         identity=identity,
     )
-    save_weights(model, args.weights / f"{name}.safetensors")
 
 
 def _train_scorer(args: argparse.Namespace) -> None:
@@ -166,7 +208,8 @@ def _train_heads(args: argparse.Namespace) -> None:
         "--weights": args.weights,
         "--out": args.weights / "heads.safetensors",
         "--work": args.out / "heads",
-        "--pictures": 512,
+        "--pictures": 192,
+        "--draw-batch": 24,
         "--dtype": "bfloat16",
         "--steps": args.steps,
         "--batch": args.batch,
@@ -180,7 +223,7 @@ STAGES = {
     "tokenizer": (train_tokenizer, 6000, 8),
     "transformer": (train_transformer, 3900, 8),
     "scorer": (_train_scorer, 1500, 16),
-    "heads": (_train_heads, 600, 8),
+    "heads": (_train_heads, 240, 8),
 }
 
 
@@ -191,10 +234,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="pictures per step")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for checkpoints and logs")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder for the finished weights")
+    parser.add_argument(
+        "--sitting",
+        type=int,
+        default=1,
+        help="transformer only: 2, 3, ... goes on from the finished weights, on fresh scenes",
+    )
     parser.add_argument("--compile", action="store_true", help="twice as fast; needs a C++ compiler")
     args = parser.parse_args()
     run, steps, batch = STAGES[args.stage]
     args.steps, args.batch = args.steps or steps, args.batch or batch
+    if args.sitting != 1 and args.stage != "transformer":
+        parser.error("--sitting is for the transformer only.")
     run(args)
 
 

@@ -140,15 +140,19 @@ class BuiltinTransformer(nn.Module):
         Returns the last layer's states before the final norm [rows, n, D]. With a cache, keys and values
         are written at `slots` and the mask speaks of the cache's first `length` slots.
         """
+        x, rope = self.prepare(x, positions)
+        for layer in self.layers:
+            x = layer(x, rope, mask, cache, slots)
+        return x
+
+    def prepare(self, x: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What the first layer reads: inputs with the place they predict, and the rotary cosines and sines."""
         predicted = positions - (self.config.prefix - 1)  # raster index of the cell an input predicts; < 0 in the text
         row = self.row_embedding((predicted // self.config.grid).clamp(0, self.config.grid))
         column = self.column_embedding(predicted % self.config.grid)
         x = x + torch.where((predicted >= 0)[..., None], row + column, torch.zeros_like(row))
         angles = positions[:, None, :, None].float() * self.frequencies
-        rope = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        for layer in self.layers:
-            x = layer(x, rope, mask, cache, slots)
-        return x
+        return x, (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
 
     def logits(self, h: Tensor) -> Tensor:
         """States before the final norm [..., D] -> logits over the codebook, fp32 [..., V]."""
