@@ -91,7 +91,10 @@ def test_blocks_equal_single_steps(backbone):
 
 
 def test_the_prompt_is_upstreams(emu3, backbone):
-    encode = lambda text: emu3.tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
+
+    def encode(text):
+        return emu3.tokenizer.encode(text, add_special_tokens=False).ids
+
     prompt = backbone.encode_prompts(["a cat.", "a cafe\u0301"], ["", "ugly"], GRID)
     texts = ["a cat." + QUALITY, "a caf\u00e9" + QUALITY, NEGATIVE, "ugly"]
     for row, mask, text in zip(prompt.ids, prompt.mask, texts, strict=True):
