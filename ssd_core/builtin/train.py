@@ -82,39 +82,58 @@ def train_tokenizer(args: argparse.Namespace) -> None:
     save_weights(model, args.weights / "tokenizer.safetensors")
 
 
-class Recall(nn.Module):
-    """The transformer with an extra task for training: every cell has to know which objects the caption names.
+class Grounding(nn.Module):
+    """The transformer with two extra tasks for training, which tie the caption's words to the picture's cells.
 
     An object's name matters for the first of its cells only; the rest follow from those. So next-code
-    prediction alone is slow to find out that names matter at all. The head reads the states after
-    `depth` layers, so that the layers above can use what it makes the ones below remember.
+    prediction alone is slow to find out that names matter at all. Here every cell also has to say which
+    objects the caption names (recall) and which of them covers the cell that comes next (place). Both
+    read the states after `depth` layers: the layers above use what the ones below were made to remember.
     """
 
-    depth = 3
-    weight = 0.1  # of its loss, the binary cross-entropy summed over the objects
+    depth = 4
+    recall_weight = 0.1  # of the binary cross-entropy summed over the objects
+    place_weight = 0.3  # of the cross-entropy over the objects and "none"
 
     def __init__(self, transformer: BuiltinTransformer):
         super().__init__()
         self.transformer = transformer
         self.norm = RMSNorm(transformer.config.hidden_size)
-        self.head = nn.Linear(transformer.config.hidden_size, len(words.OBJECTS))
-        nn.init.zeros_(self.head.weight)
-        nn.init.constant_(self.head.bias, -3.0)  # few of the objects are named
+        self.recall = nn.Linear(transformer.config.hidden_size, len(words.OBJECTS))
+        self.place = nn.Linear(transformer.config.hidden_size, len(words.OBJECTS) + 1)
+        nn.init.zeros_(self.recall.weight)
+        nn.init.constant_(self.recall.bias, -3.0)  # few of the objects are named
+        nn.init.zeros_(self.place.weight)
 
     def forward(
-        self, ids: Tensor, mask: Tensor, codes: Tensor, named: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """ids [N, P], mask [N, 1, T, T], codes [N, cells], named float [N, objects] -> the two losses."""
+        self, ids: Tensor, mask: Tensor, codes: Tensor, named: Tensor, placed: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """ids [N, P], mask [N, 1, T, T], codes [N, cells], named float [N, objects], placed int64 [N, cells]
+
+        -> the losses of next code, recall and place.
+        """
         model, image = self.transformer, slice(ids.shape[1] - 1, None)
         x = torch.cat((model.text_embedding(ids), model.code_embedding(codes[:, :-1])), 1)
         x, rope = model.prepare(x, positions)
         for depth, layer in enumerate(model.layers, start=1):
             x = layer(x, rope, mask, None, None)
             if depth == self.depth:
-                recalled = self.head(self.norm(x[:, image])).float()
+                read = self.norm(x[:, image])
+                recalled, places = self.recall(read).float(), self.place(read).float()
         target = named[:, None].expand_as(recalled)
         recall = F.binary_cross_entropy_with_logits(recalled, target, reduction="none").sum(-1).mean()
-        return F.cross_entropy(model.logits(x[:, image]).flatten(0, 1), codes.flatten()), recall
+        place = F.cross_entropy(places.flatten(0, 1), placed.flatten())
+        return F.cross_entropy(model.logits(x[:, image]).flatten(0, 1), codes.flatten()), recall, place
+
+
+def covering_objects(scene: scenes.Scene) -> Tensor:
+    """The object that covers each cell, int64 [cells]: its place in words.OBJECTS, or one past it for none."""
+    covering = torch.full((scenes.GRID, scenes.GRID), len(words.OBJECTS))
+    for placed in sorted(scene.objects, key=lambda placed: placed.y):  # painted in this order
+        covering[placed.y : placed.y + placed.size, placed.x : placed.x + placed.size] = words.OBJECTS.index(
+            placed.name
+        )
+    return covering.flatten()
 
 
 def train_transformer(args: argparse.Namespace) -> None:
@@ -125,7 +144,7 @@ def train_transformer(args: argparse.Namespace) -> None:
     transformer = BuiltinTransformer()
     if args.sitting > 1:
         load_module(transformer, args.weights / "transformer.safetensors")
-    model = Recall(transformer)
+    model = Grounding(transformer)
     data_seed = TRAIN_SEED + 1000 * (args.sitting - 1)  # scenes that no earlier sitting saw
     cells = scenes.GRID**2
     positions = torch.arange(LONGEST_CAPTION + cells - 1) + words.MAX_WORDS - LONGEST_CAPTION
@@ -143,32 +162,39 @@ def train_transformer(args: argparse.Namespace) -> None:
         for row, (scene, _, _), text in zip(named, rows, texts, strict=True):
             if text:
                 row[[words.OBJECTS.index(placed.name) for placed in scene.objects]] = 1
-        return *(part.to(accelerator.device) for part in (ids, mask)), codes, named.to(accelerator.device)
+        placed = torch.stack([covering_objects(scene) for scene, _, _ in rows])
+        return (
+            *(part.to(accelerator.device) for part in (ids, mask)),
+            codes,
+            *(part.to(accelerator.device) for part in (named, placed)),
+        )
 
     compiled = torch.compile(model) if args.compile else model
 
     def batch(i: int) -> tuple[Tensor, ...]:
         # Crowded scenes show three times as many objects; the last quarter of the run has only what is asked for.
-        crowded = args.batch // 2 if args.sitting == 1 and i < 0.75 * args.steps else 0
+        crowded = args.batch // 2 if i < 0.75 * args.steps else 0
         return examples(data_seed, range(i * args.batch, (i + 1) * args.batch), crowded)
 
     def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
-        value, recall = compiled(*batch, positions)
-        return value + model.weight * recall, {"loss": value.detach(), "recall": recall.detach()}
+        code, recall, place = compiled(*batch, positions)
+        metrics = {"loss": code.detach(), "recall": recall.detach(), "place": place.detach()}
+        return code + model.recall_weight * recall + model.place_weight * place, metrics
 
     @torch.no_grad()
-    def evaluate(model: Recall) -> dict[str, float]:
+    def evaluate(model: Grounding) -> dict[str, float]:
         held = [range(i, i + args.batch) for i in range(0, 128, args.batch)]
-        values = [model(*examples(HELD_SEED, indices, held=True), positions) for indices in held]
-        losses, recalls = zip(*values, strict=True)
-        return {"held_out_loss": float(sum(losses)) / len(held), "held_out_recall": float(sum(recalls)) / len(held)}
+        values = torch.tensor([model(*examples(HELD_SEED, indices, held=True), positions) for indices in held])
+        names = ("held_out_loss", "held_out_recall", "held_out_place")
+        return dict(zip(names, values.mean(0).tolist(), strict=True))
 
     hidden = [parameter for parameter in transformer.layers.parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in hidden}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    scale = 1.0 if args.sitting == 1 else 0.6  # a later sitting must not undo the ones before
     optimizers = [
-        torch.optim.Muon(hidden, lr=4e-3, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(hidden, lr=4e-3 * scale, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=3e-3 * scale, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     config = LoopConfig(steps=args.steps, warmup=100, final_lr=0.02, ema=0.998, clip=1.0, log_every=20)
     _fit("transformer", args, accelerator, model, loss, batch, optimizers, config, evaluate)
