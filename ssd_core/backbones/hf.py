@@ -162,6 +162,9 @@ class TransformersBackbone(Backbone):
         pixels = rgb.to(self.device, torch.float32).permute(0, 3, 1, 2) * 2 - 1
         return torch.cat([self._tokenize(one) for one in pixels.split(1)])
 
+    def code_vectors(self) -> Tensor:
+        return self._vq.quantize.embedding.weight.float()
+
     @torch.no_grad()
     def preview_colors(self) -> Tensor:
         if self._colors is None:
