@@ -99,6 +99,10 @@ class Backbone(ABC):
         """
         return self.embed_codes(torch.arange(self.codebook_size, device=self.device)).float()
 
+    @abstractmethod
+    def pass_bytes(self) -> int:
+        """Bytes of weights that every pass reads: the layers and the head."""
+
     def shipped_heads(self) -> HeadSet | None:
         """Heads that come with the backbone, or None: drafts are training-free then."""
         return None

@@ -165,6 +165,10 @@ class TransformersBackbone(Backbone):
     def code_vectors(self) -> Tensor:
         return self._vq.quantize.embedding.weight.float()
 
+    def pass_bytes(self) -> int:
+        parts = (self._decoder.layers, self._decoder.norm, self._head)
+        return sum(parameter.nbytes for part in parts for parameter in part.parameters())
+
     @torch.no_grad()
     def preview_colors(self) -> Tensor:
         if self._colors is None:

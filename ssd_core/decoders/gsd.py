@@ -50,7 +50,7 @@ def grouped(backbone: Backbone, options: GSDOptions) -> Ratio:
 
     def ratio(log_p: Tensor, log_q: Tensor, tokens: Tensor) -> Tensor:
         p, q = log_p.exp(), log_q.exp()
-        ranking = p.sort(-1, stable=True).indices
+        ranking = p.sort(dim=-1, stable=True).indices
         rank = (ranking == tokens[..., None]).int().argmax(-1, keepdim=True)
         ranks = rank + torch.arange(options.group, device=p.device) - options.group // 2
         there = (ranks >= 0) & (ranks < p.shape[-1])
@@ -58,7 +58,7 @@ def grouped(backbone: Backbone, options: GSDOptions) -> Ratio:
         near = (p.gather(-1, codes) - at(p, tokens)[..., None]).abs() < options.gap
         e = backbone.embed_codes(tokens).float()[..., None, :]
         alike = (backbone.embed_codes(codes).float() - e).square().sum(-1) < furthest
-        member = (there & near & alike) | (codes == tokens[..., None])
+        member = there & (near & alike | (codes == tokens[..., None]))
         return (p.gather(-1, codes) * member).sum(-1).log() - (q.gather(-1, codes) * member).sum(-1).log()
 
     return ratio
