@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from fakes import FakeBackbone, random_heads, run, uncached_states
+from PIL import Image
 
 from ssd_core.bench import ablations
 from ssd_core.bench.__main__ import main
@@ -319,3 +320,36 @@ def test_random_weights_take_the_passes_of_real_ones(name):
     assert last.tokens.max() < backbone.codebook_size
     with pytest.raises(ValueError, match="choose one of janus-pro-1b"):
         RandomBackbone("gpt", device="cpu", dtype="auto")
+
+
+def test_pictures_for_the_official_evaluators(monkeypatch, tmp_path, capsys):
+    backbone = FakeBackbone(3, 4)
+    backbone.shipped_heads = lambda: None
+    monkeypatch.setattr("ssd_core.bench.__main__.load", lambda args: backbone)
+    metadata = tmp_path / "evaluation_metadata.jsonl"
+    lines = [json.dumps({"tag": "single", "prompt": text}) for text in ("a dog", "a cat")]
+    metadata.write_text("\n".join(lines) + "\n")
+    out = tmp_path / "geneval"
+    command = ["pictures", "geneval", str(metadata), "--samples", "2", "--decoder", "ssd:b=0", "--out", str(out)]
+    assert main(command) == 0
+    files = sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file())
+    expected = ["metadata.jsonl", "samples/00000.png", "samples/00001.png"]
+    assert files == [f"{folder}/{name}" for folder in ("00000", "00001") for name in expected]
+    assert json.loads((out / "00001" / "metadata.jsonl").read_text())["prompt"] == "a cat"
+
+    picture = (out / "00001" / "samples" / "00001.png").read_bytes()
+    (out / "00001" / "samples" / "00001.png").unlink()
+    capsys.readouterr()
+    assert main(command) == 0  # draws what is missing, and the same
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["drawn"] == 1
+    assert (out / "00001" / "samples" / "00001.png").read_bytes() == picture
+
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    (prompts / "COCOval2014000000000074.txt").write_text("a dog on snow\n")
+    assert main(["pictures", "dpg", str(prompts), "--out", str(tmp_path / "dpg")]) == 0
+    with Image.open(tmp_path / "dpg" / "COCOval2014000000000074.png") as image:
+        assert image.size == (2 * 4 * 8, 2 * 3 * 8)
+    assert main(["pictures", "dpg", str(metadata), "--out", str(out)]) == 2
+    assert "no .txt files" in capsys.readouterr().err
+    assert main(["pictures", "geneval", str(prompts), "--out", str(out)]) == 2

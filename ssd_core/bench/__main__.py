@@ -1,4 +1,4 @@
-"""Measures decoders: python -m ssd_core.bench speed | cost | quality | ablations | report
+"""Measures decoders: python -m ssd_core.bench speed | cost | quality | ablations | report | pictures
 
 Every command prints tables and, last, one line of JSON; with --out it also writes JSON and CSV files.
 """
@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from tqdm import tqdm
 
 from ..__main__ import add_model_options, load
 from ..backbones import Backbone
 from ..correction import GREEDY
 from ..decoders import DECODERS, DecodeConfig
+from ..generate import generate
 from ..heads import Heads, load_heads
+from ..pictures import to_pil
 from ..sampling import SamplingConfig
 from . import ablations
 from .contenders import Contender, everyone, parse
 from .figures import save, table
 from .meter import bandwidth, device_name
 from .passes import block_sizes, measure_passes
+from .prompt_sets import BENCHMARKS, read_prompts
 from .quality import Drawn, Quality, draw, judge_drawn, judge_real, real_scenes
 from .report import Suite, write_page
 from .scorer import held_out_prompts, load_scorer
@@ -35,13 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; 0, or 2 after one sentence about what is wrong with the request."""
     parser = argparse.ArgumentParser(prog="python -m ssd_core.bench", description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, run in (
-        ("speed", speed),
-        ("cost", cost),
-        ("quality", quality),
-        ("ablations", ablate),
-        ("report", report),
-    ):
+    for name, run in COMMANDS.items():
         command = commands.add_parser(name, help=run.__doc__.split("\n\n")[0], description=run.__doc__)
         command.set_defaults(run=run)
         _add_options(command, name)
@@ -53,6 +51,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(json.dumps({**facts, "rows": rows}))
     return 0
+
+
+def pictures(args: argparse.Namespace) -> tuple[dict, list[dict]]:
+    """Draws the pictures of GenEval or DPG-Bench as their official evaluators read them.
+
+    Resumes where it stopped; `accelerate launch -m ssd_core.bench pictures ...` splits it over GPUs.
+    """
+    state = PartialState(cpu=args.device == "cpu")
+    if args.device == "auto":
+        args.device = str(state.device)
+    prompts = read_prompts(args.benchmark, args.source)
+    backbone, heads = _backbone(args)
+    contender = parse(args.decoder, DecodeConfig.preset(backbone.family))
+    heads, sampling = heads if contender.trained else None, _sampling(args, backbone)
+    mine = prompts[state.process_index :: state.num_processes]
+    missing = [prompt for prompt in mine if not prompt.is_drawn(args.out, args.samples)]
+    with tqdm(total=len(mine), initial=len(mine) - len(missing), disable=None) as bar:
+        for prompt in missing:
+            seeds = [prompt.number * args.samples + i for i in range(args.samples)]
+            texts = [prompt.text] * args.samples
+            result = generate(backbone, texts, seeds, contender.config, sampling, heads=heads)
+            prompt.write(args.out, [to_pil(rgb) for rgb in backbone.decode_image(result.tokens)])
+            bar.update()
+    facts = {"what": args.benchmark, "backbone": backbone.name, "decoder": str(contender), "prompts": len(prompts)}
+    return facts | {"drawn": len(missing)}, []
 
 
 def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
@@ -88,13 +111,19 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
         text = "; ".join(f"{key}: {value}" for key, value in ablations.ABLATIONS.items())
         parser.add_argument("names", nargs="*", metavar="NAME", help=f"{text}; directions: Figure 1 (default: all)")
         parser.add_argument("--heads", nargs="+", type=Path, default=[], help='heads files for the ablation "heads"')
+    if name == "pictures":
+        parser.add_argument("benchmark", choices=BENCHMARKS, help="; ".join(f"{k}: {v}" for k, v in BENCHMARKS.items()))
+        parser.add_argument("source", type=Path, help="the benchmark's own prompts: that file or folder")
+        parser.add_argument("--decoder", default="ssd", help="as in speed --decoders (default: %(default)s)")
+        parser.add_argument("--samples", type=int, default=4, help="pictures per prompt (default: %(default)s)")
     if name == "report":
         parser.add_argument(
             "--speed-prompts", type=int, default=4, help="captions of its speed run (default: %(default)s)"
         )
         parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="(default: %(default)s)")
     parser.add_argument("--cfg", type=float, help="guidance weight (default: the backbone's own)")
-    parser.add_argument("--out", type=Path, help="folder for JSON and CSV files")
+    what = "the pictures" if name == "pictures" else "JSON and CSV files"
+    parser.add_argument("--out", type=Path, required=name == "pictures", help=f"folder for {what}")
 
 
 def speed(args: argparse.Namespace) -> tuple[dict, list[dict]]:
@@ -282,6 +311,15 @@ def _facts(args: argparse.Namespace, name: str, backbone: Backbone) -> dict:
         **{key: getattr(args, key) for key in ("prompts", "sets", "repetitions", "batch") if hasattr(args, key)},
     }
 
+
+COMMANDS = {
+    "speed": speed,
+    "cost": cost,
+    "quality": quality,
+    "ablations": ablate,
+    "report": report,
+    "pictures": pictures,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

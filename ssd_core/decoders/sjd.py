@@ -30,8 +30,8 @@ class SJDOptions(Options):
     """window: cells a pass feeds, the last final one included; the published counts use 16, Janus-Pro 32.
 
     drafts: what a cell holds that no pass has sampled yet. coupled: sample drafts with one noise row per
-    seed and cell (MC-SJD, So et al. 2026), so that they change less from pass to pass; just as exact, as a
-    replaced draft still comes from fresh noise.
+    seed and cell, as MC-SJD does, so that they change less from pass to pass; just as exact, as a rejected
+    draft is still replaced by fresh noise.
     """
 
     window: int = field(default=16, metadata={"help": "cells a pass feeds"})
