@@ -3,8 +3,8 @@
 import argparse
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import Field, fields, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,8 @@ from tqdm import tqdm
 from . import cost, doctor
 from .backbones import Backbone, load_backbone
 from .correction import ACCEPT_REJECT, RULES
-from .decoders import DECODERS, DecodeConfig
+from .decoders import DECODERS, OPTIONS, SCHEDULED, DecodeConfig
+from .decoders.options import Options
 from .generate import Result, generate
 from .heads import Heads, load_heads
 from .pictures import require_png, save_png, sheet, to_pil
@@ -67,17 +68,29 @@ def _add_generate(commands) -> None:
     how.add_argument("--decoder", choices=DECODERS, help="; ".join(f"{k}: {v}" for k, v in DECODERS.items()))
     how.add_argument("--lossless", action="store_true", help="short for --decoder lossless")
     how.add_argument(
-        "--window", type=int, default=DecodeConfig.window, help="cells in the lossless window (%(default)s)"
+        "--window",
+        type=int,
+        help=f"cells in the window of lossless ({DecodeConfig.window}), sjd and gsd; drafts per row of pjd; "
+        "columns that a row of zipar is behind",
     )
     how.add_argument("--speed", choices=SPEEDS, help="a named stop from AR's own picture to the fewest passes")
     how.add_argument("--r", type=int, help="verify rounds per row: short for --b with --k-v 1")
     how.add_argument("--b", type=int, help="verify rounds on a freshly drafted block of rows")
     how.add_argument("--i", type=int, help="incremental rounds on its trailing rows after each commit")
     how.add_argument("--k-v", type=int, help="rows drafted at once")
-    how.add_argument("--k-h", type=int, help="columns drafted at once in the first row")
+    how.add_argument("--k-h", type=int, help="columns drafted at once in the first row (mtp, lantern: everywhere)")
     how.add_argument(
         "--rule", choices=RULES, default=ACCEPT_REJECT, help="; ".join(f"{k}: {v}" for k, v in RULES.items())
     )
+
+    peers = parser.add_argument_group("knobs of the other decoders")
+    for name, (field, decoders) in _peer_knobs().items():
+        kind = {"action": "store_true", "default": None} if field.type is bool else {"type": field.type}
+        choices = field.metadata.get("choices")
+        default = "" if field.type is bool or not field.default else f"; default: {field.default}"
+        described = f" ({'; '.join(f'{k}: {v}' for k, v in choices.items())}{default})" if choices else default
+        text = f"{', '.join(decoders)}: {field.metadata['help']}{described}"
+        peers.add_argument(f"--{name}", **kind, **({"choices": choices} if choices else {}), help=text)
 
     sampling = parser.add_argument_group("sampling (defaults: the backbone's own)")
     sampling.add_argument("--cfg", type=float, help="guidance weight; 1 turns guidance off")
@@ -92,6 +105,16 @@ def _add_generate(commands) -> None:
     model.add_argument(
         "--heads", default="auto", help='a heads file, "auto" (the shipped ones), or "none": training-free drafts'
     )
+
+
+def _peer_knobs() -> dict[str, tuple[Field, list[str]]]:
+    """Each knob of the decoders beside AR, SSD and lossless, but for the window: the field, and whose it is."""
+    knobs: dict[str, tuple[Field, list[str]]] = {}
+    for decoder, options in OPTIONS.items():
+        for field in fields(options):
+            knobs.setdefault(field.name, (field, []))[1].append(decoder)
+    del knobs["window"]
+    return knobs
 
 
 def add_model_options(parser) -> None:
@@ -174,8 +197,8 @@ def _heads(args: argparse.Namespace, backbone: Backbone) -> Heads | None:
 
 
 def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
-    config = replace(DecodeConfig.preset(backbone.family), rule=args.rule, window=args.window)
-    knobs = {name: getattr(args, name) for name in ("b", "i", "k_v", "k_h") if getattr(args, name) is not None}
+    config = replace(DecodeConfig.preset(backbone.family), rule=args.rule)
+    knobs = _given(args, ("b", "i", "k_v", "k_h"))
     if args.r is not None:
         if knobs.keys() & {"b", "i"} or knobs.get("k_v", 1) != 1:
             raise ValueError("--r is the number of rounds for k_v = 1: give either --r, or --b, --i and --k-v.")
@@ -185,12 +208,30 @@ def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
     decoder = "lossless" if args.lossless else args.decoder
     if args.speed and (knobs or decoder):
         raise ValueError("--speed chooses the decoder and its rounds: leave out the other options that do.")
-    if knobs and decoder in ("ar", "lossless") and not (args.compare or args.sheet):
-        given = ", ".join("--" + name.replace("_", "-") for name in knobs)
+    several = args.compare or args.sheet
+    excess = [name for name in knobs if name not in SCHEDULED.get(decoder or "ssd", ())]
+    if excess and not several:
+        given = ", ".join("--" + name.replace("_", "-") for name in excess)
         raise ValueError(f"The schedule ({given}) is SSD's; {decoder} has none: leave it out, or use --decoder ssd.")
+    options = _given(args, ("window", *_peer_knobs()))
+    if "window" in options and (several or args.speed or decoder in (None, "lossless")):
+        config = replace(config, window=options.pop("window"))
+    kind = None if several or args.speed else OPTIONS.get(decoder)
+    foreign = options.keys() - {field.name for field in fields(kind or Options)}
+    if foreign:
+        given = ", ".join(f"--{name}" for name in sorted(foreign))
+        raise ValueError(f"{given} is not for {'this' if several else decoder or 'ssd'}: leave it out.")
     if args.speed:
         return config.at_speed(args.speed, backbone.family)
-    return replace(config, decoder=decoder or "ssd", schedule=replace(config.schedule, **knobs))
+    schedule = replace(config.schedule, **knobs)
+    if several:
+        return replace(config, schedule=schedule)
+    return replace(config, decoder=decoder or "ssd", schedule=schedule, options=kind and kind(**options))
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> dict:
+    """Those options that are on the command line."""
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def _run(args, backbone, heads, config: DecodeConfig, sampling: SamplingConfig, seeds: list[int]) -> Result:

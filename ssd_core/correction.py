@@ -41,6 +41,23 @@ class Correction:
     accepted: Tensor
 
 
+def target(rule: str, log_p: Tensor) -> Tensor:
+    """The distribution that a rule samples, log p [..., V]: with "greedy" the likeliest code has all of it."""
+    if rule != GREEDY:
+        return log_p
+    return torch.full_like(log_p, -torch.inf).scatter_(-1, log_p.argmax(-1, keepdim=True), 0.0)
+
+
+def residual(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """log max(p - q, 0), up to a constant: what to sample when a draft from q is rejected under p.
+
+    Where p - q is nowhere positive it is undefined (p = q up to rounding): p itself.
+    """
+    p = log_p.exp()
+    rest = (p - log_q.exp()).clamp_(min=0)
+    return torch.where(rest.sum(-1, keepdim=True) > 1e-12, rest, p).log()
+
+
 def draft(rule: str, log_q: Tensor, draws: Draws) -> Tensor:
     """First tokens of a drafted block: the likeliest ones, or with rule D the ones its noise picks."""
     return (log_q + draws.shared() if rule == SHARED_NOISE else log_q).argmax(-1)
@@ -67,17 +84,11 @@ def correct(rule: str, log_p: Tensor, log_q: Tensor, tokens: Tensor, draws: Draw
 
 
 def _accept_reject(log_p: Tensor, log_q: Tensor, tokens: Tensor, draws: Draws) -> Correction:
-    """Rule C. A rejected cell's p becomes its next reference; an accepted cell keeps its reference.
-
-    Where p - q is nowhere positive the residual is undefined (p = q up to rounding): sample p itself.
-    """
+    """Rule C. A rejected cell's p becomes its next reference; an accepted cell keeps its reference."""
     p_token = log_p.gather(-1, tokens[..., None])[..., 0]
     q_token = log_q.gather(-1, tokens[..., None])[..., 0]
     accepted = draws.uniform().log() < p_token - q_token
-    p = log_p.exp()
-    residual = (p - log_q.exp()).clamp_(min=0)
-    residual = torch.where(residual.sum(-1, keepdim=True) > 1e-12, residual, p)
-    resampled = (residual.log() + draws.fresh()).argmax(-1)
+    resampled = (residual(log_p, log_q) + draws.fresh()).argmax(-1)
     return Correction(
         torch.where(accepted, tokens, resampled),
         torch.where(accepted[..., None], log_q, log_p),

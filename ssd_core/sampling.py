@@ -5,9 +5,11 @@ pictures as one at a time, whatever the decoder.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .grid import TokenGrid
@@ -115,14 +117,26 @@ class Noise:
         images = range(len(self.seeds))
         return torch.stack([torch.stack([self.shared_row(b, y)[columns] for y in rows]) for b in images])
 
-    def fresh(self, rows: range, counter: int) -> Tensor:
-        """Gumbel noise [B, rows, cols, V] that is new for every `counter`."""
-        shape = (self.grid.cols, self.codebook_size)
-        return self._stack(rows, _FRESH, counter, shape)
+    def shared_window(self, images: Sequence[int], starts: Sequence[int], count: int) -> Tensor:
+        """Shared Gumbel noise [len(images), count, V] of raster cells from each image's own start on; zero on
+        end-of-line cells and behind the picture."""
+        grid, windows = self.grid, []
+        for image, start in zip(images, starts, strict=True):
+            first = min(start // grid.stride, grid.rows - 1)
+            last = min((start + count - 1) // grid.stride, grid.rows - 1)
+            rows = [self.shared_row(image, y) for y in range(first, last + 1)]
+            strip = torch.cat([F.pad(row, (0, 0, 0, int(grid.eol))) for row in rows])
+            strip = strip[start - first * grid.stride :][:count]
+            windows.append(F.pad(strip, (0, 0, 0, count - len(strip))))
+        return torch.stack(windows)
 
-    def uniform(self, rows: range, counter: int) -> Tensor:
-        """Uniform numbers [B, rows, cols] in [0, 1) that are new for every `counter`."""
-        return self._stack(rows, _UNIFORM, counter, (self.grid.cols,))
+    def fresh(self, rows: range, counter: int, cells: int | None = None) -> Tensor:
+        """Gumbel noise [B, rows, cells (default: cols), V] that is new for every `counter`."""
+        return self._stack(rows, _FRESH, counter, (cells or self.grid.cols, self.codebook_size))
+
+    def uniform(self, rows: range, counter: int, cells: int | None = None) -> Tensor:
+        """Uniform numbers [B, rows, cells (default: cols)] in [0, 1) that are new for every `counter`."""
+        return self._stack(rows, _UNIFORM, counter, (cells or self.grid.cols,))
 
     def _stack(self, rows: range, purpose: int, counter: int, shape: tuple[int, ...]) -> Tensor:
         images = range(len(self.seeds))

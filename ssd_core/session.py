@@ -116,10 +116,24 @@ class DecodingSession:
         mask = self._valid[:, None, None, :length] & (self._slots[:length] <= slots[:, None, :, None])
         return self._pass(x, slots, mask)
 
-    def _pass(self, x: Tensor, slots: slice | Tensor, mask: Tensor) -> Tensor:
+    def forward_cells(self, tokens: Tensor, cells: Tensor, seen: Tensor, stores: Tensor) -> Tensor:
+        """Feeds any tokens as any raster cells: int64 [B, n] each; the states [rows, n, D] that predict the
+        cells one further each.
+
+        seen bool [B, n, length]: which of the first `length` cells each of them attends to, its own keys and
+        values included, which go to cell `stores` [B, n] and have the position of `cells`.
+        """
+        length = self.prompt.length
+        prompt = self.prompt.mask[:, None].expand(-1, seen.shape[1], -1)
+        mask = torch.cat((prompt, self.per_row(seen)), -1)[:, None]
+        x, cells, stores = self.embed(tokens), self.per_row(cells), self.per_row(stores)
+        return self._pass(x, stores + length, mask, cells + length)
+
+    def _pass(self, x: Tensor, slots: slice | Tensor, mask: Tensor, places: Tensor | None = None) -> Tensor:
         self.nfe += 1
-        where = self._slots[slots].expand(self.rows, -1) if isinstance(slots, slice) else slots
-        positions = where - self.prompt.offset[:, None]
+        if places is None:
+            places = self._slots[slots].expand(self.rows, -1) if isinstance(slots, slice) else slots
+        positions = places - self.prompt.offset[:, None]
         return self.backbone.forward(x, positions, mask, self.cache, slots)
 
     # ------------------------------------------------------------------------- states, tokens, randomness
@@ -144,13 +158,21 @@ class DecodingSession:
             shared=lambda: self.noise.shared(rows, columns),
         )
 
+    def tokens_at(self, cells: Tensor) -> Tensor:
+        """Tokens of raster cells [B, ...], each image's own; behind the spare cells, the last one's."""
+        return self.tokens.gather(1, cells.clamp(max=self.tokens.shape[1] - 1).flatten(1)).view_as(cells)
+
     def cells(self, rows: range) -> Tensor:
         """Tokens of some rows, [B, rows, cols]; a view that can be assigned to."""
         return self._view(self.tokens)[:, rows.start : rows.stop]
 
+    def row_status(self, rows: range) -> Tensor:
+        """Status of some rows, likewise."""
+        return self._view(self.status)[:, rows.start : rows.stop]
+
     def mark(self, rows: range, status: int) -> None:
         """Sets the status of some rows."""
-        self._view(self.status)[:, rows.start : rows.stop] = status
+        self.row_status(rows).fill_(status)
 
     def _view(self, raster: Tensor) -> Tensor:
         grid = self.grid

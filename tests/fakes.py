@@ -7,6 +7,7 @@ from ssd_core.backbones.base import Prompt
 from ssd_core.backbones.builtin import BuiltinBackbone
 from ssd_core.builtin.tokenizer import ImageTokenizer
 from ssd_core.builtin.transformer import BuiltinTransformer, TransformerConfig
+from ssd_core.cache import causal_mask
 from ssd_core.decoders import decode
 from ssd_core.grid import TokenGrid
 from ssd_core.heads import HeadSet
@@ -14,12 +15,14 @@ from ssd_core.session import DecodingSession
 
 
 class FakeBackbone(BuiltinBackbone):
-    """A random two-layer transformer over `codes` codes on any grid, with or without end-of-line cells."""
+    """A random transformer over `codes` codes on any grid, with or without end-of-line cells."""
 
-    def __init__(self, rows: int = 5, cols: int = 6, *, eol: bool = True, codes: int = 32, seed: int = 0):
+    def __init__(
+        self, rows: int = 5, cols: int = 6, *, eol: bool = True, codes: int = 32, seed: int = 0, layers: int = 2
+    ):
         torch.manual_seed(seed)
         config = TransformerConfig(
-            hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, codebook_size=codes + 1, grid=8
+            hidden_size=32, num_layers=layers, num_heads=2, intermediate_size=48, codebook_size=codes + 1, grid=8
         )
         transformer = BuiltinTransformer(config)
         for name, parameter in transformer.named_parameters():
@@ -71,3 +74,16 @@ def uncached_states(session: DecodingSession, tokens: Tensor) -> Tensor:
     mask = (slots <= slots[:, None]) & real[:, None, None] | torch.eye(len(slots), dtype=torch.bool)
     h = backbone.forward(x, slots - prompt.offset[:, None], mask, None, None)
     return h[:, prompt.length - 1 :]
+
+
+@torch.no_grad()
+def masked_states(session: DecodingSession, tokens: Tensor, cells: Tensor, sees: Tensor) -> Tensor:
+    """States [rows, n, D] after tokens [B, n] at raster cells [n], in one pass without cache; sees bool [n, n]:
+    who attends to whom, themselves apart."""
+    backbone, prompt = session.backbone, session.prompt
+    x = torch.cat((backbone.embed_text(prompt.ids), session.embed(tokens)), 1)
+    slots = torch.cat((torch.arange(prompt.length), prompt.length + cells))
+    mask = causal_mask(torch.cat((prompt.mask, torch.ones(len(x), len(cells), dtype=torch.bool)), 1)).clone()
+    mask[:, :, prompt.length :, prompt.length :] = sees | torch.eye(len(cells), dtype=torch.bool)
+    h = backbone.forward(x, slots - prompt.offset[:, None], mask, None, None)
+    return h[:, prompt.length :]

@@ -1,37 +1,91 @@
-"""The benchmark's bookkeeping, on a fake backbone; the scorer has tests of its own."""
+"""The benchmark's bookkeeping, on fake backbones; the scorer has tests of its own."""
 
+import csv
 import json
+import math
+import re
 
-from fakes import FakeBackbone, random_heads
+import pytest
+import torch
+from fakes import FakeBackbone, random_heads, run, uncached_states
+from PIL import Image
 
-from ssd_core.bench.__main__ import contenders, table
-from ssd_core.bench.compare import Contender, measure_speed
-from ssd_core.decoders import DecodeConfig
+from ssd_core.bench import ablations
+from ssd_core.bench.__main__ import main
+from ssd_core.bench.charts import Series, chart, frontier
+from ssd_core.bench.contenders import Contender, everyone, parse
+from ssd_core.bench.figures import Estimate, save, table
+from ssd_core.bench.meter import Meter, bandwidth
+from ssd_core.bench.passes import block_sizes, measure_passes
+from ssd_core.bench.quality import Quality, deviation, draw, mean_nll
+from ssd_core.bench.report import Suite, findings, write_page
+from ssd_core.bench.speed import measure_speed
+from ssd_core.correction import RULES
+from ssd_core.decoders import DECODERS, DecodeConfig
+from ssd_core.decoders.sjd import SJDOptions
+from ssd_core.grid import TokenGrid
 from ssd_core.sampling import SamplingConfig
 from ssd_core.schedule import Schedule
+
+BASE = DecodeConfig(schedule=Schedule(b=2, k_h=3))
+GUIDED = SamplingConfig(cfg=2.0)
+
+
+# ------------------------------------------------------------------------------------------ contenders
+
+
+def test_contenders_are_read_from_text():
+    assert parse("ar", BASE) == Contender(DecodeConfig("ar", BASE.schedule))
+    assert parse("ssd:b=5,i=4,k_v=2,rule=greedy", BASE).config == DecodeConfig(
+        "ssd", Schedule(b=5, i=4, k_h=3, k_v=2), "greedy"
+    )
+    assert parse("lossless:window=48,heads=none", BASE) == Contender(
+        DecodeConfig("lossless", BASE.schedule, window=48), trained=False
+    )
+    sjd = parse("sjd:window=4,coupled", BASE)
+    assert sjd.config.options == SJDOptions(window=4, coupled=True)
+    assert str(sjd) == "sjd window=4 drafts=random coupled"
+    assert str(parse("mtp:k_h=2,strict=true,heads=none", BASE)) == "mtp strict k_h=2 no heads"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast", 'Unknown decoder "fast": choose one of ar'),
+        ("sjd:b=2", "sjd has no knob 'b': it has heads, rule, window"),
+        ("sjd:window=two", "invalid literal"),
+        ("sjd:coupled=maybe", "maybe is neither true nor false"),
+        ("ssd:heads=some", "heads=trained or heads=none"),
+        ("sjd:window=0", "window must be at least 1"),
+    ],
+)
+def test_bad_contenders_are_explained(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse(text, BASE)
+
+
+def test_everyone_is_there_once():
+    names = [str(each) for each in everyone(BASE, TokenGrid(24, 24))]
+    assert len(names) == len(set(names))
+    assert {name.split()[0] for name in names} == set(DECODERS)
+    assert names[0] == "ar"
+
+
+# ------------------------------------------------------------------------------------------ speed and cost
 
 
 def test_speed_rows_hold_what_was_measured():
     backbone = FakeBackbone(6, 6, eol=False)
-    chosen = [
-        Contender(DecodeConfig("ar")),
-        Contender(DecodeConfig(schedule=Schedule(b=2, k_h=3), rule="shared-noise")),
-        Contender(DecodeConfig("lossless", window=8), trained=False),
-    ]
+    chosen = [parse(text, BASE) for text in ("ar", "ssd:rule=shared-noise", "lossless:window=8,heads=none")]
     runs = []
     rows = measure_speed(
-        backbone,
-        random_heads(backbone),
-        chosen,
-        ["a", "b"],
-        SamplingConfig(cfg=2.0),
-        repetitions=2,
-        on_run=lambda: runs.append(1),
+        backbone, random_heads(backbone), chosen, ["a", "b"], GUIDED, repetitions=2, on_run=lambda: runs.append(1)
     )
     assert len(runs) == 3 * (1 + 2 * 2)  # a warm-up round, then two of two prompts
     ar, ssd, lossless = rows
-    assert (ar.nfe, ar.agreement, ar.speedup) == (36, 1, 1)
-    assert ssd.nfe == chosen[1].config.schedule.planned_nfe(backbone.grid())
+    assert (ar.nfe, ar.agreement, ar.speedup, ar.cells_per_pass) == (36, 1, 1, 1)
+    assert ar.fed_per_pass == pytest.approx((2 + 35) / 36)  # the prompt "a" takes two tokens
+    assert ssd.nfe == BASE.schedule.planned_nfe(backbone.grid())
     assert len(ssd.acceptance) == 2
     assert 0 < ssd.agreement < 1
     assert lossless.agreement == 1
@@ -39,19 +93,263 @@ def test_speed_rows_hold_what_was_measured():
     assert lossless.name == "lossless window=8 no heads"
     for row in rows:
         assert row.spread[0] <= row.seconds <= row.spread[1]
+        assert row.ms_per_pass == pytest.approx(1e3 * row.seconds / row.nfe)
+        assert row.bytes_per_pass > backbone.pass_bytes()
+        assert row.bandwidth_share > 0
     json.dumps([row.as_dict() for row in rows])
 
 
-def test_the_table_shows_only_columns_with_figures():
+def test_the_meter_counts_what_passes_feed_and_read():
+    backbone = FakeBackbone(2, 3, eol=False)
+    with Meter(backbone) as meter:
+        run(backbone, DecodeConfig("ar"), sampling=GUIDED, prompts=["a"])
+    assert (meter.passes, meter.tokens, meter.slots, meter.rows) == (6, 2 + 5, sum(range(2, 8)), 2)
+    slot = 2 * 2 * 32 * 4  # keys and values, two layers, 32 wide, fp32
+    assert meter.bytes_per_pass() == pytest.approx(backbone.pass_bytes() + 2 * slot * meter.slots / 6)
+    run(backbone, DecodeConfig("ar"))
+    assert meter.passes == 6  # closed
+
+
+def test_bandwidth_is_measured():
+    assert bandwidth(torch.device("cpu"), size=2**20, repetitions=2) > 1e6
+
+
+def test_costs_are_in_steps_of_one_token():
+    backbone = FakeBackbone(6, 8)
+    rows = measure_passes(backbone, random_heads(backbone), "a", GUIDED, repetitions=2)
+    assert [row.tokens for row in rows] == block_sizes(8, 54) == [1, 2, 4, 5, 8, 16, 24]
+    assert rows[0].verify_steps == 1
+    for row in rows:
+        assert row.draft_steps * rows[0].verify_ms == pytest.approx(row.draft_ms)
+
+
+# ------------------------------------------------------------------------------------------ quality
+
+
+def test_likelihood_under_ar_by_hand():
+    backbone = FakeBackbone(3, 4, eol=True)
+    prompts = ["a", "bcd", "ef"]
+    last, session = run(
+        backbone,
+        DecodeConfig("ar"),
+        sampling=SamplingConfig(cfg=2.0, temperature=0.5),
+        prompts=prompts,
+        seeds=[1, 2, 3],
+    )
+    plain = run(backbone, DecodeConfig("ar"), sampling=GUIDED, prompts=prompts, seeds=[1, 2, 3])[1]
+    log_p = plain.log_probs(uncached_states(plain, session.tokens))
+    inside = session.tokens < backbone.codebook_size
+    expected = -log_p.gather(-1, session.tokens.clamp(max=31)[..., None])[..., 0][inside].mean()
+    got = mean_nll(backbone, prompts, last.tokens, SamplingConfig(cfg=2.0, top_k=3, temperature=0.5), batch=2)
+    assert got == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_pictures_of_several_sets_have_seeds_of_their_own():
     backbone = FakeBackbone(3, 4)
-    rows = measure_speed(backbone, None, [Contender(DecodeConfig("ar"))], ["a"], SamplingConfig())
-    header, rule, line = table(rows).splitlines()
-    assert "passes" in header
-    assert "Frechet" not in header
-    assert header.count("|") == rule.count("|") == line.count("|")
+    drawn = draw(backbone, None, Contender(DecodeConfig("ar")), ["a", "b", "c"], GUIDED, sets=2, batch=2)
+    assert drawn.tokens.shape == (2, 3, 3, 4)
+    for s, i in ((0, 1), (1, 2)):
+        alone, _ = run(backbone, DecodeConfig("ar"), sampling=GUIDED, prompts=["abc"[i]], seeds=[s * 3 + i])
+        assert torch.equal(drawn.tokens[s, i], alone.tokens[0])
+    assert drawn.nfe == backbone.grid().size
 
 
-def test_the_report_compares_every_decoder():
-    names = [str(each) for each in contenders()]
-    assert len(names) == len(set(names)) == 1 + 2 * 5 + 2 * 4
-    assert names[0] == "ar"
+def test_deviation_finds_a_shift_and_a_wider_spread():
+    """Features of 4000 pictures: twice the standard deviation, and moved by one of AR's standard deviations."""
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.randn(4000, 2, 3, generator=generator)
+    moved = 2 * torch.randn(4000, 2, 3, generator=generator) + torch.tensor([math.sqrt(3), 0, 0])
+    shift, spread = deviation(moved, reference)
+    assert shift == pytest.approx(1, abs=0.05)
+    assert spread == pytest.approx(3, abs=0.2)
+    assert deviation(reference, reference) == (0, 0)
+
+
+def test_confidence_intervals_are_students():
+    assert Estimate.of([0.5]) == Estimate(0.5)
+    three = Estimate.of([1.0, 2.0, 3.0])
+    assert three.mean == 2
+    assert three.margin == pytest.approx(4.303 / math.sqrt(3))
+    assert three.text() == "2.0 ± 2.5"
+    assert Estimate(0.123).text(100) == "12.3"
+
+
+# ------------------------------------------------------------------------------------------ ablations
+
+
+@pytest.mark.parametrize(("name", "count"), [("rules", len(RULES)), ("rounds", 5), ("lookahead", 3), ("staged", 5)])
+def test_ablations_differ_in_one_thing(name, count):
+    chosen = ablations.contenders(name, BASE)
+    assert len({str(each) for each in chosen}) == count
+    if name == "staged":
+        joint, *_, staged = (each.config.schedule for each in chosen)
+        assert joint.b + joint.i == staged.b + staged.i == 9
+
+
+def test_perfect_heads_are_always_kept():
+    """Acceptance by direction, with the states of the very pictures as drafts."""
+
+    class Oracle:
+        k_h, k_v = 2, 2
+
+        def draft_right(self, offset, h, e):
+            return h_table[:, self.row(h), offset:]
+
+        def draft_below(self, offset, h, e):
+            return h_table[:, self.row(h) + offset]
+
+        def row(self, h):
+            return int((h_table[:, :, : h.shape[1]] - h[:, None]).abs().sum((0, 2, 3)).argmin())
+
+    backbone = FakeBackbone(4, 5)
+    last, session = run(backbone, DecodeConfig("ar"), sampling=GUIDED)
+    h_table = uncached_states(session, session.tokens).unflatten(1, (4, 6))[:, :, :5]
+    perfect = ablations.measure_directions(backbone, Oracle(), ["abc"], last.tokens, GUIDED)
+    assert [each.distance for each in perfect] == [1, 2]
+    for each in perfect:
+        assert each.horizontal == pytest.approx(1, abs=1e-3)
+        assert each.vertical == pytest.approx(1, abs=1e-3)
+    random = ablations.measure_directions(backbone, random_heads(backbone, 3, 1), ["abc"], last.tokens, GUIDED)
+    assert random[0].vertical < 0.9
+    assert random[2].vertical is None
+
+
+# ------------------------------------------------------------------------------------------ figures, charts, page
+
+
+def test_the_table_shows_only_columns_with_figures():
+    assert (
+        table([{"a": "1", "b": "", "c": "x"}, {"a": "2", "b": ""}]) == "| a | c |\n| --- | --- |\n| 1 | x |\n| 2 |  |"
+    )
+
+
+def test_files_hold_the_rows(tmp_path):
+    rows = [{"name": "ar", "spread": [1, 2]}, {"name": "ssd", "scores": {"two": {"mean": 0.5}}}]
+    save(tmp_path, "speed", {"backbone": "fake"}, rows)
+    assert json.loads((tmp_path / "speed.json").read_text())["rows"][0]["spread"] == [1, 2]
+    with open(tmp_path / "speed.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert first == {"name": "ar", "spread.0": "1", "spread.1": "2", "scores.two.mean": ""}
+    assert second["scores.two.mean"] == "0.5"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_frontier_is_what_nothing_beats():
+    assert frontier([(1, 5), (2, 4), (3, 4.5), (4, 1), (2, 1)]) == [(1, 5), (3, 4.5), (4, 1)]
+
+
+def test_charts_put_points_where_they_belong():
+    text = chart("A & B", "x", "y", [Series("one", [(1, 10), (2, 20), (4, 40)], ["a", "b", "<c>"])], log_x=True)
+    centres = [tuple(map(float, pair)) for pair in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', text)]
+    assert centres[0][0] < centres[1][0] < centres[2][0]
+    assert centres[1][0] - centres[0][0] == pytest.approx(centres[2][0] - centres[1][0], abs=0.2)  # logarithmic
+    assert centres[0][1] > centres[1][1] > centres[2][1]  # up is more
+    assert "A &amp; B" in text
+    assert "&lt;c&gt;" in text
+
+
+def suite_of(backbone) -> Suite:
+    def judged(name, score):
+        return Quality(name, nfe=1, scores={"overall": Estimate(score)})
+
+    chosen = [parse(text, BASE) for text in ("ar", "ssd:b=0", "ssd:b=2", "lossless:window=8")]
+    speed = measure_speed(backbone, random_heads(backbone), chosen, ["a"], GUIDED)
+    names = [row.name for row in speed]
+    scores = dict(zip(names, (0.9, 0.2, 0.6, None), strict=True))
+    quality = [judged("real scenes", 1.0), *(judged(name, score) for name, score in scores.items() if score)]
+    rounds = [judged(f"r={r}", score) for r, score in enumerate((0.2, 0.5, 0.6, 0.65, 0.66))]
+    rules = [judged(rule, score) for rule, score in zip(RULES, (0.3, 0.4, 0.35, 0.6), strict=True)]
+    facts = dict(backbone="fake", fingerprint="f", dtype="float32", device="cpu", bandwidth=1e9, torch="2", cols=8)
+    facts |= dict(speed_prompts=1, prompts=4, sets=1)
+    costs = measure_passes(backbone, None, "a", GUIDED, repetitions=1)
+    directions = [ablations.Direction(1, 0.5, 0.52), ablations.Direction(2, 0.4, None)]
+    return Suite(facts, speed, costs, quality, {"rules": rules, "rounds": rounds}, directions)
+
+
+def test_the_page_says_which_findings_hold(tmp_path):
+    suite = suite_of(FakeBackbone(4, 8))
+    lines = findings(suite)
+    verdict = {line[2:22]: "**holds**" in line for line in lines}
+    assert verdict["Verification helps, "]
+    assert not verdict["Accept-reject beats "]  # 35 % against 40 %
+    assert verdict["Cells below are as p"]
+    assert not any("Table 20" in line for line in lines)  # not measured
+    page = tmp_path / "docs" / "benchmarks.md"
+    write_page(page, suite)
+    text = page.read_text(encoding="utf-8")
+    for name in ("frontier", "cost", "rounds", "directions"):
+        assert f"(benchmarks-{name}.svg)" in text
+        assert (page.parent / f"benchmarks-{name}.svg").read_text().startswith("<svg")
+    assert "lossless window=8" in (page.parent / "benchmarks-frontier.svg").read_text() + text
+
+
+# ------------------------------------------------------------------------------------------ doors
+
+
+def test_speed_on_the_command_line_ends_with_json(monkeypatch, tmp_path, capsys):
+    backbone = FakeBackbone(3, 4)
+    backbone.shipped_heads = lambda: random_heads(backbone)
+    monkeypatch.setattr("ssd_core.bench.__main__.load", lambda args: backbone)
+    arguments = ["speed", "--prompts", "4", "--cfg", "2", "--decoders", "ar", "sjd:window=4", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["name"] for row in result["rows"]] == ["ar", "sjd window=4 drafts=random"]
+    assert result["sampling"]["cfg"] == 2
+    assert json.loads((tmp_path / "speed.json").read_text()) == result
+    assert main(["cost", "--repetitions", "1", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]["tokens"] == 1
+    assert main(["speed", "--decoders", "best"]) == 2
+    assert capsys.readouterr().err.startswith("error: Unknown decoder")
+    assert main(["ablations", "heads"]) == 2
+    assert "name them with --heads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3", "lumina"])
+def test_random_weights_take_the_passes_of_real_ones(name):
+    import tiny
+
+    from ssd_core.bench.random_weights import RandomBackbone
+
+    model, _ = getattr(tiny, name)()
+    backbone = RandomBackbone(name, config=model.config.to_dict(), device="cpu", dtype="float32", prompt=7)
+    assert backbone.grid().eol == (name != "janus")
+    config, grid = DecodeConfig(schedule=Schedule(b=1)), TokenGrid(3, 4, backbone.grid().eol)
+    last, session = run(backbone, config, heads=backbone.shipped_heads(), sampling=GUIDED, grid=grid)
+    assert session.nfe == config.schedule.planned_nfe(grid)
+    assert session.prompt.length == 7
+    assert last.tokens.max() < backbone.codebook_size
+    with pytest.raises(ValueError, match="choose one of janus-pro-1b"):
+        RandomBackbone("gpt", device="cpu", dtype="auto")
+
+
+def test_pictures_for_the_official_evaluators(monkeypatch, tmp_path, capsys):
+    backbone = FakeBackbone(3, 4)
+    backbone.shipped_heads = lambda: None
+    monkeypatch.setattr("ssd_core.bench.__main__.load", lambda args: backbone)
+    metadata = tmp_path / "evaluation_metadata.jsonl"
+    lines = [json.dumps({"tag": "single", "prompt": text}) for text in ("a dog", "a cat")]
+    metadata.write_text("\n".join(lines) + "\n")
+    out = tmp_path / "geneval"
+    command = ["pictures", "geneval", str(metadata), "--samples", "2", "--decoder", "ssd:b=0", "--out", str(out)]
+    assert main(command) == 0
+    files = sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file())
+    expected = ["metadata.jsonl", "samples/00000.png", "samples/00001.png"]
+    assert files == [f"{folder}/{name}" for folder in ("00000", "00001") for name in expected]
+    assert json.loads((out / "00001" / "metadata.jsonl").read_text())["prompt"] == "a cat"
+
+    picture = (out / "00001" / "samples" / "00001.png").read_bytes()
+    (out / "00001" / "samples" / "00001.png").unlink()
+    capsys.readouterr()
+    assert main(command) == 0  # draws what is missing, and the same
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["drawn"] == 1
+    assert (out / "00001" / "samples" / "00001.png").read_bytes() == picture
+
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    (prompts / "COCOval2014000000000074.txt").write_text("a dog on snow\n")
+    assert main(["pictures", "dpg", str(prompts), "--out", str(tmp_path / "dpg")]) == 0
+    with Image.open(tmp_path / "dpg" / "COCOval2014000000000074.png") as image:
+        assert image.size == (2 * 4 * 8, 2 * 3 * 8)
+    assert main(["pictures", "dpg", str(metadata), "--out", str(out)]) == 2
+    assert "no .txt files" in capsys.readouterr().err
+    assert main(["pictures", "geneval", str(prompts), "--out", str(out)]) == 2

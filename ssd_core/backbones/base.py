@@ -92,6 +92,17 @@ class Backbone(ABC):
     def preview_colors(self) -> Tensor:
         """The mean colour of each code, float32 [V, 3] in 0..1, computed once: a cheap preview of a grid."""
 
+    def code_vectors(self) -> Tensor:
+        """What the codes stand for in the image tokenizer, float32 [V, C]: codes that paint alike are near.
+
+        Unless a backbone knows better: their embeddings.
+        """
+        return self.embed_codes(torch.arange(self.codebook_size, device=self.device)).float()
+
+    @abstractmethod
+    def pass_bytes(self) -> int:
+        """Bytes of weights that every pass reads: the layers and the head."""
+
     def shipped_heads(self) -> HeadSet | None:
         """Heads that come with the backbone, or None: drafts are training-free then."""
         return None

@@ -107,6 +107,13 @@ class BuiltinBackbone(Backbone):
             self._colors = torch.cat(middle).mean((1, 2))
         return self._colors
 
+    def code_vectors(self) -> Tensor:
+        return self.tokenizer.latents(torch.arange(self.codebook_size, device=self.device))
+
+    def pass_bytes(self) -> int:
+        named = self.transformer.named_parameters()
+        return sum(parameter.nbytes for name, parameter in named if "embedding" not in name)
+
     def shipped_heads(self) -> HeadSet | None:
         return self._heads and load_heads(self._heads, self.fingerprint, device=self.device, dtype=self.dtype)
 

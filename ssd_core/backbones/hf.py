@@ -162,6 +162,13 @@ class TransformersBackbone(Backbone):
         pixels = rgb.to(self.device, torch.float32).permute(0, 3, 1, 2) * 2 - 1
         return torch.cat([self._tokenize(one) for one in pixels.split(1)])
 
+    def code_vectors(self) -> Tensor:
+        return self._vq.quantize.embedding.weight.float()
+
+    def pass_bytes(self) -> int:
+        parts = (self._decoder.layers, self._decoder.norm, self._head)
+        return sum(parameter.nbytes for part in parts for parameter in part.parameters())
+
     @torch.no_grad()
     def preview_colors(self) -> Tensor:
         if self._colors is None:

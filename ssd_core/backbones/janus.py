@@ -147,6 +147,9 @@ class JanusBackbone(TransformersBackbone):
     def embed_codes(self, codes: Tensor) -> Tensor:
         return F.embedding(codes, self._table)
 
+    def code_vectors(self) -> Tensor:
+        return F.normalize(super().code_vectors(), dim=-1)  # the decoder sees directions
+
     def _paint(self, codes: Tensor) -> Tensor:
         vectors = F.normalize(self._vq.quantize.embedding(codes), dim=-1)
         return self._vq.decoder(self._vq.post_quant_conv(vectors.permute(0, 3, 1, 2)))

@@ -98,10 +98,17 @@ class ImageTokenizer(nn.Module):
         z = self.encoder(rgb.permute(0, 3, 1, 2) * 2 - 1)
         return (self._digits(z).round().long() * self.strides).sum(1)
 
+    def latents(self, codes: Tensor) -> Tensor:
+        """codes [N] int64 -> the decoder's input for each, float32 [N, 4] in -1..1."""
+        return self._latent(self._split(codes[:, None, None]))[:, :, 0, 0]
+
+    def _split(self, codes: Tensor) -> Tensor:
+        """codes [N, H, W] -> digits float32 [N, 4, H, W]."""
+        return (codes.unsqueeze(1) // self.strides % self.levels.long()).float()
+
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """codes [N, H, W] int64 -> rgb [N, 8H, 8W, 3] float32 in 0..1."""
-        digits = codes.unsqueeze(1) // self.strides % self.levels.long()
         dtype = self.decoder[0].weight.dtype
-        rgb = self.decoder(self._latent(digits.float()).to(dtype)).float() * 0.5 + 0.5
+        rgb = self.decoder(self._latent(self._split(codes)).to(dtype)).float() * 0.5 + 0.5
         return rgb.clamp(0, 1).permute(0, 2, 3, 1)

@@ -10,27 +10,52 @@ from ..heads import Heads, IdentityHeads
 from ..schedule import PRESETS, Schedule, speed_schedule
 from ..session import DecodeEvent, DecodingSession
 from .ar import ar
+from .gsd import GSDOptions, gsd
+from .lantern import LanternOptions, lantern
 from .lossless import lossless
+from .mtp import MTPOptions, mtp
+from .options import Options
+from .pjd import PJDOptions, pjd
+from .sjd import SJDOptions, sjd
 from .ssd import ssd
+from .zipar import ZipAROptions, zipar
 
 DECODERS = {
     "ar": "token by token in raster order: the reference",
     "ssd": "Spatially Speculative Decoding: rows drafted at once, verified and corrected a fixed number of times",
     "lossless": "a sliding window of guesses, iterated until it is AR's picture for the seed, cell for cell",
+    "mtp": "1D multi-token prediction: SSD's horizontal heads alone",
+    "sjd": "speculative Jacobi decoding: the last pass's samples are the next one's drafts; exact, training-free",
+    "gsd": "grouped speculative decoding: SJD that keeps a draft if its like would do",
+    "lantern": "horizontal heads and a test that counts a draft's nearest codes as its own",
+    "zipar": "rows side by side, each a few columns behind the one above; training-free",
+    "pjd": "a Jacobi window in every row at once; training-free",
 }
+OPTIONS: dict[str, type[Options]] = {
+    "mtp": MTPOptions,
+    "sjd": SJDOptions,
+    "gsd": GSDOptions,
+    "lantern": LanternOptions,
+    "zipar": ZipAROptions,
+    "pjd": PJDOptions,
+}
+# The knobs of the schedule that a decoder has, and with any of them, a use for heads ("lossless": all the same).
+SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h"), "mtp": ("k_h",), "lantern": ("k_h",)}
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
     """Which decoder, and its knobs: schedule and rule for "ssd", window (cells) for "lossless".
 
-    With rule "greedy", "ar" and "lossless" are greedy as well.
+    With rule "greedy" every decoder is greedy. options: knobs of one of the other decoders, of the class that
+    `OPTIONS` has for it; None: its defaults. "mtp" and "lantern" draft schedule.k_h cells at once.
     """
 
     decoder: str = "ssd"
     schedule: Schedule = field(default_factory=Schedule)
     rule: str = ACCEPT_REJECT
     window: int = 24
+    options: Options | None = None
 
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
@@ -39,11 +64,23 @@ class DecodeConfig:
             raise ValueError(f'Unknown update rule "{self.rule}": choose one of {", ".join(RULES)}.')
         if self.window < 1:
             raise ValueError(f"window must be at least 1 cell, got {self.window}.")
+        if self.options is not None and type(self.options) is not OPTIONS.get(self.decoder):
+            raise ValueError(f"{type(self.options).__name__} are not knobs of decoder {self.decoder}: leave them out.")
+
+    @property
+    def knobs(self) -> Options:
+        """The options, or the decoder's defaults."""
+        return self.options or OPTIONS.get(self.decoder, Options)()
 
     @property
     def lookahead(self) -> int:
         """Spare cells that the session has to allocate."""
-        return self.window if self.decoder == "lossless" else 0
+        return self.window if self.decoder == "lossless" else self.knobs.lookahead(self.schedule)
+
+    @property
+    def drafts_with_heads(self) -> bool:
+        """Whether trained heads make a difference."""
+        return self.decoder in SCHEDULED or self.decoder == "lossless"
 
     @classmethod
     def preset(cls, family: str) -> "DecodeConfig":
@@ -54,20 +91,28 @@ class DecodeConfig:
         """This config at a named stop of the speed scale: "lossless", or SSD with that stop's schedule."""
         schedule = speed_schedule(name, family)
         if schedule is None:
-            return replace(self, decoder="lossless")
-        return replace(self, decoder="ssd", schedule=schedule)
+            return replace(self, decoder="lossless", options=None)
+        return replace(self, decoder="ssd", schedule=schedule, options=None)
 
     def planned_nfe(self, session: DecodingSession) -> int | None:
         """Passes the run will take, or None where they depend on the picture."""
         if self.decoder == "ssd":
             return self.schedule.planned_nfe(session.grid)
-        return session.grid.size if self.decoder == "ar" else None
+        if self.decoder == "ar":
+            return session.grid.size
+        return self.knobs.planned_nfe(self.schedule, session.grid)
 
     def __str__(self) -> str:
         if self.decoder == "ssd":
             return f"ssd {self.schedule} rule={self.rule}"
-        window = f" window={self.window}" if self.decoder == "lossless" else ""
-        return self.decoder + window + (" rule=greedy" if self.rule == GREEDY else "")
+        parts = [self.decoder, str(self.knobs)]
+        if self.decoder == "lossless":
+            parts.append(f"window={self.window}")
+        if self.decoder in SCHEDULED:
+            parts.append(f"k_h={self.schedule.k_h}")
+        if self.rule == GREEDY or (self.decoder == "mtp" and not self.knobs.strict):
+            parts.append(f"rule={self.rule}")
+        return " ".join(filter(None, parts))
 
 
 def decode(
@@ -87,16 +132,23 @@ def decode(
         raise ValueError("This session has decoded already: make a new DecodingSession for every run.")
     if session.lookahead < config.lookahead:
         raise ValueError(f"This decoder needs DecodingSession(..., lookahead={config.lookahead}).")
-    heads = heads or IdentityHeads()
-    schedule = config.schedule
-    if config.decoder == "ssd":
-        heads.require(session.backbone.fingerprint, session.backbone.dtype, schedule.k_h, schedule.k_v)
-        events = ssd(session, heads, schedule, config.rule)
-    elif config.decoder == "lossless":
-        heads.require(session.backbone.fingerprint, session.backbone.dtype)
-        events = lossless(session, heads, config.window, config.rule)
-    else:
-        events = ar(session, config.rule)
+    heads, knobs, rule = heads or IdentityHeads(), config.knobs, config.rule
+    k_h, k_v = config.schedule.k_h, config.schedule.k_v
+    if config.drafts_with_heads:
+        offsets = {"ssd": (k_h, k_v), "lossless": (1, 1)}.get(config.decoder, (k_h, 0))
+        heads.require(session.backbone.fingerprint, session.backbone.dtype, *offsets)
+    runs = {
+        "ar": lambda: ar(session, rule),
+        "ssd": lambda: ssd(session, heads, config.schedule, rule),
+        "lossless": lambda: lossless(session, heads, config.window, rule),
+        "mtp": lambda: mtp(session, heads, k_h, knobs, rule),
+        "sjd": lambda: sjd(session, knobs, rule),
+        "gsd": lambda: gsd(session, knobs, rule),
+        "lantern": lambda: lantern(session, heads, k_h, knobs, rule),
+        "zipar": lambda: zipar(session, knobs, rule),
+        "pjd": lambda: pjd(session, knobs, rule),
+    }
+    events = runs[config.decoder]()
     return _clocked(session, events, synchronize)
 
 

@@ -9,7 +9,6 @@ decide how soon that happens, never what comes out.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..correction import GREEDY
@@ -94,17 +93,5 @@ def _choose(
     """AR's choice at the cells from `starts` on, given log p [B, n, V] there; int64 [B, n]."""
     if rule == GREEDY:
         return log_p.argmax(-1)
-    return (log_p + _window_noise(session, images or range(len(starts)), starts, log_p.shape[1])).argmax(-1)
-
-
-def _window_noise(session: DecodingSession, images, starts: list[int], count: int) -> Tensor:
-    """Shared noise [B, count, V] of `count` raster cells per image; zero on forced and on spare cells."""
-    grid, windows = session.grid, []
-    for image, start in zip(images, starts, strict=True):
-        first = min(start // grid.stride, grid.rows - 1)
-        last = min((start + count - 1) // grid.stride, grid.rows - 1)
-        rows = [session.noise.shared_row(image, y) for y in range(first, last + 1)]
-        strip = torch.cat([F.pad(row, (0, 0, 0, int(grid.eol))) for row in rows])
-        strip = strip[start - first * grid.stride :][:count]
-        windows.append(F.pad(strip, (0, 0, 0, count - len(strip))))
-    return torch.stack(windows)
+    noise = session.noise.shared_window(images or range(len(starts)), starts, log_p.shape[1])
+    return (log_p + noise).argmax(-1)
