@@ -27,7 +27,8 @@ def captioned_pictures(folder: str | Path) -> list[tuple[Path, str]]:
     found = [(path, text.read_text(encoding="utf-8-sig").strip()) for path, text in captions if text.is_file()]
     if not found:
         raise CorpusError(
-            f"{folder} has {len(pictures)} pictures and no caption for any: put a .txt file of the same name beside each."
+            f"{folder} has {len(pictures)} pictures and no caption for any: "
+            "put a .txt file of the same name beside each."
         )
     return found
 
