@@ -103,6 +103,12 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
 
+    def post_raw(self, path: str, content) -> int:
+        """Status of a POST whose answer has no body."""
+        request = urllib.request.Request(self.url + path, json.dumps(content).encode())
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return answer.status
+
     def stop(self) -> None:
         """Ends the process."""
         self._process.terminate()

@@ -16,7 +16,7 @@ THEY_ASK = ("transformers", "huggingface_hub", "accelerate", "torch")  # and wou
 class StandIn(ModuleType):
     """A module that has every name; using what the name stands for is an error."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str):
         if name.startswith("__"):
