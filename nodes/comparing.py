@@ -50,6 +50,10 @@ class SSDCompare(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, rule=None):
+        return s.refusal(cls, rule=rule) or True
+
+    @classmethod
     def execute(
         cls,
         backbone: ManagedBackbone,
@@ -104,12 +108,12 @@ class SSDSweep(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, rounds, rows):
+    def validate_inputs(cls, rounds=None, rows=None, rule=None):
         try:
-            _numbers(rounds, rows)
+            _numbers("1" if rounds is None else rounds, "1" if rows is None else rows)
         except ValueError as error:
             return str(error)
-        return True
+        return s.refusal(cls, rule=rule) or True
 
     @classmethod
     def execute(

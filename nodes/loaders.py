@@ -5,7 +5,7 @@ from comfy_api.latest import io
 from ..ssd_core.heads import load_heads, save_heads
 from . import folders
 from .managed import ManagedBackbone, ManagedHeads
-from .schema import BackboneType, HeadsType, advanced, backbone, schema
+from .schema import BackboneType, HeadsType, advanced, backbone, refusal, schema
 from .text import NodeText
 
 SHIPPED, NONE = "shipped", "none"
@@ -37,10 +37,11 @@ class LoadBackbone(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, name, quantization):
-        if name == folders.BUILTIN and BITS[quantization]:
+    def validate_inputs(cls, name=None, dtype=None, device=None, quantization=None):
+        refused = refusal(cls, name=name, dtype=dtype, device=device, quantization=quantization)
+        if not refused and name == folders.BUILTIN and BITS.get(quantization):
             return "The builtin model is small and has no packed weights: set quantization to none."
-        return True
+        return refused or True
 
     @classmethod
     def fingerprint_inputs(cls, name, **_):
@@ -65,6 +66,10 @@ class LoadSSDHeads(io.ComfyNode):
             [HeadsType.Output("drafts", **text.output(0))],
             aliases=["drafting heads", "speculative"],
         )
+
+    @classmethod
+    def validate_inputs(cls, heads=None):
+        return refusal(cls, heads=heads) or True
 
     @classmethod
     def fingerprint_inputs(cls, heads, **_):
@@ -103,9 +108,10 @@ class SaveSSDHeads(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, name):
+    def validate_inputs(cls, name=None):
         try:
-            folders.new_heads_file(name)
+            if name is not None:
+                folders.new_heads_file(name)
         except ValueError as error:
             return str(error)
         return True

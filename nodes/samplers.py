@@ -42,6 +42,10 @@ class SSDSchedule(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, preset=None):
+        return s.refusal(cls, preset=preset) or True
+
+    @classmethod
     def execute(cls, backbone: ManagedBackbone, preset, speed) -> io.NodeOutput:
         family, grid = backbone.outline()
         config = settings.scheduled(preset, speed, family)
@@ -91,6 +95,10 @@ class SSDSampler(io.ComfyNode):
             hidden=[io.Hidden.unique_id],
             aliases=["janus", "emu3", "lumina", "speculative", "lossless", "text to image"],
         )
+
+    @classmethod
+    def validate_inputs(cls, decoder=None, rule=None, preview=None):
+        return s.refusal(cls, decoder=decoder, rule=rule, preview=preview) or True
 
     @classmethod
     def execute(
@@ -155,6 +163,10 @@ class ARSampler(io.ComfyNode):
             hidden=[io.Hidden.unique_id],
             aliases=["autoregressive", "text to image"],
         )
+
+    @classmethod
+    def validate_inputs(cls, preview=None):
+        return s.refusal(cls, preview=preview) or True
 
     @classmethod
     def execute(

@@ -35,6 +35,19 @@ def advanced(given: io.Input) -> io.Input:
     return given
 
 
+def refusal(node: type[io.ComfyNode], **values: str | None) -> str | None:
+    """Why one of some choices cannot be, or None; to be called by the node's `validate_inputs`.
+
+    Not every ComfyUI compares the choices of V3 nodes with their options. A value of None comes from a
+    link and is not known yet.
+    """
+    options = {given.id: given.options for given in node.define_schema().inputs if isinstance(given, io.Combo.Input)}
+    for name, value in values.items():
+        if value is not None and value not in options[name]:
+            return f'{name} is "{value}", but the choices are {", ".join(options[name])}.'
+    return None
+
+
 def backbone(text: NodeText) -> io.Input:
     """The model that a node works with."""
     return BackboneType.Input("backbone", **text.input("backbone"))

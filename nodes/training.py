@@ -79,16 +79,15 @@ class TrainSSDHeads(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, source, folder, pictures, seed, run):
+    def validate_inputs(cls, source=None, folder=None, draw_with=None, run=None):
         try:
-            folders.run_folder(run)
+            if run is not None:
+                folders.run_folder(run)
         except ValueError as error:
             return str(error)
-        if source == FOLDER and not folder.strip():
+        if source == FOLDER and folder is not None and not folder.strip():
             return "Name the folder with the pictures and their captions."
-        if seed + pictures > MAX_SEED + 1:
-            return f"{pictures} pictures need a seed of at most {MAX_SEED + 1 - pictures}."
-        return True
+        return s.refusal(cls, source=source, draw_with=draw_with) or True
 
     @classmethod
     def fingerprint_inputs(cls, source, folder, **_):

@@ -12,16 +12,20 @@ const LOOK_EVERY = 250; // ms
 
 const panels = new Map(); // node -> { panel, asked }
 
+function kindOf(node) {
+  return node.comfyClass ?? node.type; // a node that is being created has no type yet
+}
+
 /** What the server is asked about a node; a string instead says why nothing can be asked. */
 function questionOf(node) {
   const loader = sourceOf(app, node, "backbone");
-  const backbone = loader?.type === "LoadBackbone" ? valueOf(loader, "name") : undefined;
+  const backbone = loader && kindOf(loader) === "LoadBackbone" ? valueOf(loader, "name") : undefined;
   if (backbone === undefined) return "Connect a backbone to see the planned passes.";
-  if (node.type === "SSDSchedule") return { backbone, preset: valueOf(node, "preset"), speed: valueOf(node, "speed") };
+  if (kindOf(node) === "SSDSchedule") return { backbone, preset: valueOf(node, "preset"), speed: valueOf(node, "speed") };
   const size = { width: valueOf(node, "width"), height: valueOf(node, "height") };
   if (isConnected(node, "schedule")) {
     const schedule = sourceOf(app, node, "schedule");
-    if (schedule?.type !== "SSDSchedule") return "The connected schedule decides.";
+    if (!schedule || kindOf(schedule) !== "SSDSchedule") return "The connected schedule decides.";
     return { backbone, ...size, preset: valueOf(schedule, "preset"), speed: valueOf(schedule, "speed") };
   }
   return { backbone, ...Object.fromEntries(KNOBS.map((name) => [name, valueOf(node, name)])) };
@@ -59,8 +63,8 @@ async function look() {
 }
 
 function addPanel(node) {
-  const panel = new Panel({ map: node.type === "SSDSampler" });
-  const height = HEIGHTS[node.type];
+  const panel = new Panel({ map: kindOf(node) === "SSDSampler" });
+  const height = HEIGHTS[kindOf(node)];
   const widget = node.addDOMWidget("ssd_panel", "ssd_panel", panel.element, {
     serialize: false, // not a value of the prompt
     hideOnZoom: true,
@@ -92,6 +96,6 @@ app.registerExtension({
   },
 
   nodeCreated(node) {
-    if (node.comfyClass in HEIGHTS || node.type in HEIGHTS) addPanel(node);
+    if (kindOf(node) in HEIGHTS) addPanel(node);
   },
 });
