@@ -55,7 +55,8 @@ class ManagedBackbone:
                 )
             patcher = ModelPatcher(backbone.module(), load_device=target, offload_device=home)
             if self.bits:
-                patcher.add_callback(CallbacksMP.ON_DETACH, lambda *_: self._drop())
+                # ComfyUI also detaches a model that it is about to load once more; that one it does not unpatch.
+                patcher.add_callback(CallbacksMP.ON_DETACH, lambda _, unpatched: unpatched and self._drop())
             self._backbone, self.patcher = backbone, patcher
             log.info("SSD backbone %s, %s, computes on %s", backbone.fingerprint, backbone.dtype, target)
         return self._backbone

@@ -427,6 +427,17 @@ def test_checkpoints_are_found_where_people_keep_them_and_draw_without_heads(ser
     assert pictures(server, run).shape == (1, 8, 12, 3)
 
 
+def test_packed_weights_draw_again_and_again_and_are_read_anew_after_they_were_freed(server, client, janus):
+    pytest.importorskip("bitsandbytes")
+    shutil.copytree(janus.folder, server.base / "models" / "ssd" / "packed")
+    loader = {"name": "packed", "quantization": "8 bits"}
+    values = {"prompt": "a cat", "preview": "off", "decoder": "lossless"}
+    for seed in (1, 2):
+        assert not client.run(graph(server.get("/object_info"), loader=loader, heads=None, seed=seed, **values)).error
+    server.post_raw("/free", {"unload_models": True})
+    assert not client.run(graph(server.get("/object_info"), loader=loader, heads=None, seed=3, **values)).error
+
+
 def test_a_replaced_checkpoint_is_read_again(server, client, janus):
     folder = server.base / "models" / "ssd" / "changing"
     shutil.copytree(janus.folder, folder)
