@@ -155,7 +155,7 @@ def _draw_all(node_id, backbone, heads, prompt, seed, configs: list[DecodeConfig
     last = configs[-1]
     configs = [replace(last, decoder="ssd", schedule=replace(last.schedule, b=0, i=0)), *configs]
     viewer = Viewer(node_id, backbone, heads, runs=len(configs))
-    return [viewer.draw(prompt, [seed], lambda family, config=config: config, sampling) for config in configs][1:]
+    return [viewer.draw(prompt, [seed], config, sampling) for config in configs][1:]
 
 
 def _sheet(drawings: list[Drawing], captions: list[str], columns: int) -> torch.Tensor:

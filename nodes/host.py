@@ -58,17 +58,16 @@ class Viewer:
         self,
         prompt: str,
         seeds: list[int],
-        make_config: Callable[[str], DecodeConfig],
+        config: DecodeConfig,
         make_sampling: Callable[[SamplingConfig], SamplingConfig],
         negative: str = "",
         width: int = 0,
         height: int = 0,
     ) -> Drawing:
-        """Draws a picture per seed. make_config gets the family, make_sampling the model's own settings."""
+        """Draws a picture per seed; make_sampling gets the model's own settings."""
         stop_if_cancelled()
         loaded = self.backbone.load()
         grid, sampling = loaded.grid(width or None, height or None), make_sampling(loaded.defaults)
-        config = make_config(loaded.family)
         stop_if_cancelled()
         rows = len(seeds) * (2 if sampling.guided else 1)
         backbone = self.backbone.ready(self.heads, rows, grid, config)

@@ -133,7 +133,7 @@ class SSDSampler(io.ComfyNode):
         drawing = viewer.draw(
             prompt,
             settings.consecutive(seed, batch_size),
-            lambda family: config,
+            config,
             partial(settings.sampling_config, cfg=cfg, temperature=temperature, top_k=top_k, top_p=top_p),
             negative_prompt,
             width,
@@ -190,7 +190,7 @@ class ARSampler(io.ComfyNode):
         drawing = Viewer(cls.hidden.unique_id, backbone, None, preview, preview_every).draw(
             prompt,
             settings.consecutive(seed, batch_size),
-            lambda family: config,
+            config,
             partial(settings.sampling_config, cfg=cfg, temperature=temperature, top_k=top_k, top_p=top_p),
             negative_prompt,
             width,
