@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cache import KVCache
 from ..grid import TokenGrid
@@ -102,6 +102,14 @@ class Backbone(ABC):
     @abstractmethod
     def pass_bytes(self) -> int:
         """Bytes of weights that every pass reads: the layers and the head."""
+
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """All weights in one module, for a memory manager that moves them between devices; see `moved`."""
+
+    def moved(self, device: torch.device) -> None:
+        """To be called after all weights of `module()` went to another device: inputs and caches follow."""
+        self.device = device
 
     def shipped_heads(self) -> HeadSet | None:
         """Heads that come with the backbone, or None: drafts are training-free then."""

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..builtin import words
 from ..builtin.tokenizer import ImageTokenizer
@@ -50,6 +50,7 @@ class BuiltinBackbone(Backbone):
         self.transformer.frequencies = frequencies
         self.tokenizer = tokenizer.to(self.device).eval().requires_grad_(False)
         self.hidden_size, self.codebook_size = config.hidden_size, config.codebook_size
+        self._module = nn.ModuleDict({"transformer": self.transformer, "tokenizer": self.tokenizer})
         self._heads, self._colors = heads, None
 
     def grid(self, width: int | None = None, height: int | None = None) -> TokenGrid:
@@ -113,6 +114,13 @@ class BuiltinBackbone(Backbone):
     def pass_bytes(self) -> int:
         named = self.transformer.named_parameters()
         return sum(parameter.nbytes for name, parameter in named if "embedding" not in name)
+
+    def module(self) -> nn.Module:
+        return self._module
+
+    def moved(self, device: torch.device) -> None:
+        super().moved(device)
+        self._colors = None
 
     def shipped_heads(self) -> HeadSet | None:
         return self._heads and load_heads(self._heads, self.fingerprint, device=self.device, dtype=self.dtype)

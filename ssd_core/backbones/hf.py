@@ -177,6 +177,13 @@ class TransformersBackbone(Backbone):
             self._colors = ((pixels + 1) / 2).clamp(0, 1)
         return self._colors
 
+    def module(self) -> nn.Module:
+        return self.parts
+
+    def moved(self, device: torch.device) -> None:
+        super().moved(device)
+        self._colors = None
+
 
 class VocabularyBackbone(TransformersBackbone):
     """A backbone whose codes are entries of its text vocabulary, in order from `first_code` on.
@@ -193,6 +200,10 @@ class VocabularyBackbone(TransformersBackbone):
 
     def embed_codes(self, codes: Tensor) -> Tensor:
         return self.embed_text(self._ids[codes])
+
+    def moved(self, device: torch.device) -> None:
+        super().moved(device)
+        self._ids = self._ids.to(device)
 
 
 class TextTokenizer:

@@ -6,6 +6,7 @@ drawing can stop at any time and go on later, and several processes share the sh
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,13 +62,15 @@ def draw_corpus(
     grid: TokenGrid | None = None,
     batch: int = 16,
     seed: int = 0,
+    on_progress: Callable[[float], None] | None = None,
 ) -> None:
     """Draws one picture per prompt into `folder`, `batch` at a time; shards that are there already are kept.
 
     config: the decoder, by default "ar"; sampling: by default the backbone's own; heads: drafts for "ssd"
     and "lossless". Picture i has the image seed `seed` + i, so the corpus depends neither on the batch
     size nor on the number of processes. Raises CorpusError, before anything is drawn, if the folder holds
-    another corpus, and ValueError for prompts that the backbone cannot read. Ctrl-C ends the program; the
+    another corpus, and ValueError for prompts that the backbone cannot read. Ctrl-C ends the program, an
+    exception from on_progress (which gets the share that is drawn, after every pass) the drawing; the
     finished shards stay.
     """
     if not prompts:
@@ -101,7 +104,7 @@ def draw_corpus(
     with bar:
         try:
             for shard in mine:
-                _draw(backbone, shard, common, config, sampling, heads, grid, bar)
+                _draw(backbone, shard, common, config, sampling, heads, grid, bar, on_progress)
         except KeyboardInterrupt:
             raise SystemExit(f"Stopped; {folder} keeps the finished shards. Run the same command again.") from None
     accelerator.wait_for_everyone()
@@ -143,6 +146,7 @@ def _draw(
     heads: Heads | None,
     grid: TokenGrid,
     bar: tqdm,
+    on_progress: Callable[[float], None] | None,
 ) -> None:
     session = DecodingSession(backbone, shard.prompts, shard.seeds, sampling, grid=grid, lookahead=config.lookahead)
     shown = 0
@@ -150,6 +154,8 @@ def _draw(
         done = round(event.progress * grid.size) * session.batch
         bar.update(done - shown)
         shown = done
+        if on_progress:
+            on_progress(bar.n / bar.total)
     tokens = event.tokens.to("cpu", torch.int32).contiguous()
     metadata = common | {"prompts": json.dumps(shard.prompts), "seeds": json.dumps(shard.seeds)}
     write_atomically(shard.path, lambda path: save_file({"tokens": tokens}, path, metadata=metadata))

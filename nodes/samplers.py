@@ -1,0 +1,202 @@
+"""SSDSchedule, SSDSampler and ARSampler."""
+
+from functools import partial
+
+from comfy_api.latest import io
+
+from ..ssd_core.correction import ACCEPT_REJECT, GREEDY
+from ..ssd_core.decoders import DecodeConfig
+from ..ssd_core.schedule import SPEEDS
+from . import schema as s
+from . import settings
+from .host import Viewer
+from .managed import ManagedBackbone, ManagedHeads
+from .text import NodeText
+
+PROMPT = "a fox left of a rocket, at night"
+
+
+class SSDSchedule(io.ComfyNode):
+    """A stop of the speed scale, or a family's own settings, as one connection."""
+
+    @classmethod
+    def define_schema(cls):
+        text = NodeText("SSDSchedule")
+        presets = [settings.SLIDER, *settings.families()]
+        return s.schema(
+            text,
+            [
+                s.backbone(text),
+                io.Combo.Input("preset", options=presets, default=settings.SLIDER, **text.input("preset")),
+                io.Int.Input(
+                    "speed",
+                    default=SPEEDS.index("balanced"),
+                    min=0,
+                    max=len(SPEEDS) - 1,
+                    display_mode=io.NumberDisplay.slider,
+                    **text.input("speed"),
+                ),
+            ],
+            [s.ScheduleType.Output("schedule", **text.output(0)), io.String.Output("summary", **text.output(1))],
+            aliases=["speed"],
+        )
+
+    @classmethod
+    def validate_inputs(cls, preset=None):
+        return s.refusal(cls, preset=preset) or True
+
+    @classmethod
+    def execute(cls, backbone: ManagedBackbone, preset, speed) -> io.NodeOutput:
+        family, grid = backbone.outline()
+        config = settings.scheduled(preset, speed, family)
+        return io.NodeOutput(config, f"{config}\n{settings.plan(config, grid)}")
+
+
+class SSDSampler(io.ComfyNode):
+    """Draws pictures by any decoder, and shows how."""
+
+    @classmethod
+    def define_schema(cls):
+        text = NodeText("SSDSampler")
+        rounds = {"min": 0, "max": settings.MAX_ROUNDS}
+        return s.schema(
+            text,
+            [
+                s.backbone(text),
+                s.prompt(text, PROMPT),
+                s.negative(text),
+                s.seed(text),
+                s.decoder(text, "decoder", "How the picture is decoded.", "ssd", "Try ssd, then lossless."),
+                s.rounds(text),
+                io.Int.Input("k_v", default=1, min=1, max=settings.MAX_ROWS, **text.input("k_v")),
+                s.advanced(io.Int.Input("b", default=5, **rounds, **text.input("b"))),
+                s.advanced(io.Int.Input("i", default=4, **rounds, **text.input("i"))),
+                s.advanced(io.Int.Input("k_h", default=5, min=1, max=settings.MAX_COLUMNS, **text.input("k_h"))),
+                s.rule(text),
+                s.advanced(
+                    io.Int.Input(
+                        "window",
+                        default=DecodeConfig.window,
+                        min=1,
+                        max=settings.MAX_WINDOW,
+                        **text.input("window"),
+                    )
+                ),
+                *s.sampling(text),
+                *s.picture(text),
+                s.heads(text),
+                s.schedule(text),
+            ],
+            [
+                io.Image.Output("image", **text.output(0)),
+                io.Mask.Output("accepted", **text.output(1)),
+                io.String.Output("statistics", **text.output(2)),
+            ],
+            hidden=[io.Hidden.unique_id],
+            aliases=["janus", "emu3", "lumina", "speculative", "lossless", "text to image"],
+        )
+
+    @classmethod
+    def validate_inputs(cls, decoder=None, rule=None, preview=None):
+        return s.refusal(cls, decoder=decoder, rule=rule, preview=preview) or True
+
+    @classmethod
+    def execute(
+        cls,
+        backbone: ManagedBackbone,
+        prompt,
+        negative_prompt,
+        seed,
+        decoder,
+        r,
+        k_v,
+        b,
+        i,
+        k_h,
+        rule,
+        window,
+        cfg,
+        temperature,
+        top_k,
+        top_p,
+        width,
+        height,
+        batch_size,
+        preview,
+        preview_every,
+        heads: ManagedHeads | None = None,
+        schedule: DecodeConfig | None = None,
+    ) -> io.NodeOutput:
+        own = settings.schedule_of(r, k_v, b, i, k_h)
+        config = settings.decode_config(schedule, decoder=decoder, schedule=own, rule=rule, window=window)
+        viewer = Viewer(cls.hidden.unique_id, backbone, heads, preview, preview_every)
+        drawing = viewer.draw(
+            prompt,
+            settings.consecutive(seed, batch_size),
+            config,
+            partial(settings.sampling_config, cfg=cfg, temperature=temperature, top_k=top_k, top_p=top_p),
+            negative_prompt,
+            width,
+            height,
+        )
+        return io.NodeOutput(drawing.image, drawing.mask, drawing.statistics, ui={"ssd": [drawing.statistics]})
+
+
+class ARSampler(io.ComfyNode):
+    """Draws pictures token by token."""
+
+    @classmethod
+    def define_schema(cls):
+        text = NodeText("ARSampler")
+        return s.schema(
+            text,
+            [
+                s.backbone(text),
+                s.prompt(text, PROMPT),
+                s.negative(text),
+                s.seed(text),
+                s.advanced(io.Boolean.Input("greedy", default=False, **text.input("greedy"))),
+                *s.sampling(text),
+                *s.picture(text),
+            ],
+            [io.Image.Output("image", **text.output(0)), io.String.Output("statistics", **text.output(1))],
+            hidden=[io.Hidden.unique_id],
+            aliases=["autoregressive", "text to image"],
+        )
+
+    @classmethod
+    def validate_inputs(cls, preview=None):
+        return s.refusal(cls, preview=preview) or True
+
+    @classmethod
+    def execute(
+        cls,
+        backbone: ManagedBackbone,
+        prompt,
+        negative_prompt,
+        seed,
+        greedy,
+        cfg,
+        temperature,
+        top_k,
+        top_p,
+        width,
+        height,
+        batch_size,
+        preview,
+        preview_every,
+    ) -> io.NodeOutput:
+        config = DecodeConfig("ar", rule=GREEDY if greedy else ACCEPT_REJECT)
+        drawing = Viewer(cls.hidden.unique_id, backbone, None, preview, preview_every).draw(
+            prompt,
+            settings.consecutive(seed, batch_size),
+            config,
+            partial(settings.sampling_config, cfg=cfg, temperature=temperature, top_k=top_k, top_p=top_p),
+            negative_prompt,
+            width,
+            height,
+        )
+        return io.NodeOutput(drawing.image, drawing.statistics, ui={"ssd": [drawing.statistics]})
+
+
+NODES = [SSDSchedule, SSDSampler, ARSampler]

@@ -1,0 +1,115 @@
+"""From the values of widgets to what ssd_core understands, and from results to words. Needs no ComfyUI."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from ..ssd_core.correction import ACCEPT_REJECT
+from ..ssd_core.decoders import DecodeConfig
+from ..ssd_core.generate import Result
+from ..ssd_core.grid import TokenGrid
+from ..ssd_core.sampling import MAX_SEED, SamplingConfig
+from ..ssd_core.schedule import PRESETS, SPEEDS, Schedule
+
+SLIDER = "speed slider"
+MAX_ROUNDS, MAX_ROWS, MAX_COLUMNS, MAX_WINDOW, MAX_BATCH = 64, 16, 32, 512, 64
+
+
+def schedule_of(r: int, k_v: int, b: int, i: int, k_h: int) -> Schedule:
+    """The schedule of the sampler's knobs: r rounds where rows come one at a time, b and i where they do not."""
+    return Schedule(b=r, i=0, k_h=k_h, k_v=1) if k_v == 1 else Schedule(b=b, i=i, k_h=k_h, k_v=k_v)
+
+
+def scheduled(preset: str, speed: int, family: str) -> DecodeConfig:
+    """What SSD Schedule stands for: a stop of the slider for this family, or a family's own settings."""
+    if preset == SLIDER:
+        return DecodeConfig.preset(family).at_speed(SPEEDS[speed], family)
+    return DecodeConfig.preset(preset)
+
+
+def decode_config(
+    scheduled: DecodeConfig | None,
+    *,
+    decoder: str = "ssd",
+    schedule: Schedule | None = None,
+    rule: str = ACCEPT_REJECT,
+    window: int | None = None,
+) -> DecodeConfig:
+    """The sampler's config: a connected schedule overrules its own decoder and schedule, not rule and window."""
+    base = scheduled or replace(DecodeConfig(decoder), schedule=schedule or Schedule())
+    return replace(base, rule=rule, window=base.window if window is None else window)
+
+
+def sampling_config(own: SamplingConfig, cfg: float, temperature: float, top_k: int, top_p: float) -> SamplingConfig:
+    """Sampling settings in which 0 stands for the model's own value."""
+    return own.updated(cfg=cfg or None, temperature=temperature or None, top_k=top_k or None, top_p=top_p or None)
+
+
+def consecutive(seed: int, count: int) -> list[int]:
+    """Seeds of a batch; after the largest one comes 0."""
+    return [(seed + number) % (MAX_SEED + 1) for number in range(count)]
+
+
+def numbers(text: str, name: str, low: int, high: int) -> list[int]:
+    """Whole numbers with commas between them; ValueError that says what is wrong with them."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() and low <= int(part) <= high for part in parts):
+        raise ValueError(f'{name} is a list of whole numbers from {low} to {high}, such as "{low}, 2"; got "{text}".')
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def sweep(rounds: list[int], rows: list[int], base: DecodeConfig, reference: bool) -> list[DecodeConfig]:
+    """The configs of a contact sheet: AR if wanted, then r from left to right for every k_v."""
+    schedules = [schedule_of(r, k_v, r, max(0, r - 1), base.schedule.k_h) for k_v in rows for r in rounds]
+    first = [replace(base, decoder="ar")] if reference else []
+    return first + [replace(base, decoder="ssd", schedule=schedule) for schedule in schedules]
+
+
+def planned_passes(config: DecodeConfig, grid: TokenGrid) -> int | None:
+    """Passes of a picture, or None where they depend on it."""
+    return config.planned_nfe(SimpleNamespace(grid=grid))  # all that it asks a session for
+
+
+def plan(config: DecodeConfig, grid: TokenGrid) -> str:
+    """One sentence on what a config will take on a grid."""
+    passes = planned_passes(config, grid)
+    if config.decoder == "ar":
+        return f"{passes} passes, one per cell."
+    if passes is None:
+        return f"As many passes as the picture needs, at most AR's {grid.size}."
+    return f"{passes} passes instead of AR's {grid.size}: {grid.size / passes:.1f} times fewer."
+
+
+def statistics(result: Result, grid: TokenGrid, kept_guesses: float | None = None) -> str:
+    """What a run did and took, in a few lines."""
+    count = len(result.seeds)
+    planned = f" (planned {result.planned_nfe})" if result.planned_nfe is not None else ""
+    lines = [
+        str(result.config),
+        f"{result.nfe} passes{planned}, AR takes {grid.size}: {grid.size / result.nfe:.1f} times fewer",
+        f"{result.seconds:.2f} s" + (f", {result.seconds / count:.2f} s a picture" if count > 1 else ""),
+    ]
+    if result.config.decoder == "ar":
+        lines[1] = f"{result.nfe} passes{planned}"
+    if result.acceptance:
+        lines.append("kept per round: " + " ".join(f"{share:.0%}" for share in result.acceptance.values()))
+    if kept_guesses is not None and result.config.decoder != "ar":
+        lines.append(f"first guesses that stayed: {kept_guesses:.0%}")
+    facts = result.metadata(0)
+    heads = "" if result.config.decoder == "ar" else f", heads: {facts['heads']}"
+    seeds = f"seed {result.seeds[0]}" + (f" to {result.seeds[-1]}" if count > 1 else "")
+    return "\n".join([*lines, f"{facts['sampling']}, {seeds}", f"{facts['backbone']}{heads}"])
+
+
+def caption(result: Result, reference: Result | None = None) -> str:
+    """The lines below a picture of a comparison: config, clock, and how it compares with the reference."""
+    lines = [str(result.config), f"{result.nfe} passes, {result.seconds:.2f} s"]
+    if reference is not None and reference is not result:
+        lines[1] += f" ({reference.nfe / result.nfe:.1f}x fewer, {reference.seconds / result.seconds:.1f}x faster)"
+        equal = (result.tokens == reference.tokens).float().mean().item()
+        lines.append(f"{equal:.0%} of the cells equal {reference.config.decoder.upper()}'s")
+    return "\n".join(lines)
+
+
+def families() -> list[str]:
+    """The families that SSD Schedule has settings for."""
+    return list(PRESETS)

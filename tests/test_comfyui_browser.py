@@ -1,0 +1,121 @@
+"""The browser side in ComfyUI's real frontend: workflows load and round-trip, the panel works everywhere."""
+
+import pytest
+
+pytest.importorskip("websocket", reason="websocket-client is not installed")
+pytest.importorskip("playwright", reason="playwright is not installed")
+import comfyui_browser as browser
+import comfyui_host as host
+
+pytestmark = [
+    pytest.mark.skipif(host.missing() is not None, reason=str(host.missing())),
+    pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
+]
+WORKFLOWS = sorted(path.stem for path in (host.ROOT / "workflows").glob("*.json"))
+RENDERERS = pytest.mark.parametrize("vue", [False, True], ids=["litegraph", "nodes2"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = host.Server(tmp_path_factory.mktemp("comfyui") / "base")
+    yield server
+    server.stop()
+
+
+@RENDERERS
+def test_every_workflow_loads_and_round_trips(server, vue):
+    definitions = server.get("/object_info")
+    with browser.frontend(server, vue=vue) as (page, errors):
+        for name in WORKFLOWS:
+            workflow = host.load_workflow(name)
+            browser.open_workflow(page, workflow)
+            assert page.evaluate("ssdTest.missing()") == [], name
+            made = page.evaluate("app.graphToPrompt().then(({ output }) => output)")
+            for node in made.values():
+                node.pop("_meta", None)
+            assert made == host.api_form(workflow, definitions), name
+            saved = page.evaluate("app.graph.serialize()")
+            for before, after in zip(by_id(workflow), by_id(saved), strict=True):
+                assert before["type"] == after["type"]
+                if after["type"] in definitions:
+                    assert before["widgets_values"] == after["widgets_values"], (name, before["type"])
+        assert not errors
+
+
+def by_id(workflow):
+    return sorted(workflow["nodes"], key=lambda node: int(node["id"]))
+
+
+@RENDERERS
+def test_the_panel_plans_maps_and_reports(server, vue):
+    with browser.frontend(server, vue=vue) as (page, errors):
+        browser.open_workflow(page, host.load_workflow("1-text-to-image"))
+        browser.wait_for_panel(page, "SSDSampler", "80 passes instead of AR's 576: 7.2 times fewer")
+        page.evaluate("ssdTest.set('SSDSampler', 'r', 0)")
+        browser.wait_for_panel(page, "SSDSampler", "34 passes")
+        page.evaluate("ssdTest.set('SSDSampler', 'decoder', 'lossless')")
+        browser.wait_for_panel(page, "SSDSampler", "As many passes as the picture needs")
+        page.evaluate("ssdTest.set('SSDSampler', 'decoder', 'ssd')")
+        assert min(page.evaluate("ssdTest.room('SSDSampler')")) > 20  # on the node, whatever the zoom
+
+        browser.run(page)
+        browser.wait_for_panel(page, "SSDSampler", "34 passes (planned 34)")
+        colours = page.evaluate(
+            """() => {
+              const canvas = ssdTest.panel("SSDSampler").querySelector("canvas");
+              const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+              const seen = new Set();
+              for (let i = 0; i < data.length; i += 4) seen.add(data.slice(i, i + 3).join());
+              return [canvas.width, canvas.height, [...seen]];
+            }"""
+        )
+        assert colours[:2] == [24, 24]
+        assert set(colours[2]) <= {"59,157,221", "240,160,48"}  # all cells are final
+        assert not errors
+
+
+@RENDERERS
+def test_the_schedule_node_plans_for_itself_and_for_the_sampler(server, vue):
+    workflow = host.load_workflow("4-janus-pro-7b")
+    for node in workflow["nodes"]:
+        if node["type"] == "LoadBackbone":
+            node["widgets_values"][0] = "builtin"
+    with browser.frontend(server, vue=vue) as (page, errors):
+        browser.open_workflow(page, workflow)
+        for kind in ("SSDSchedule", "SSDSampler"):
+            browser.wait_for_panel(page, kind, "As many passes as the picture needs")
+        page.evaluate("ssdTest.set('SSDSchedule', 'speed', 4)")
+        for kind in ("SSDSchedule", "SSDSampler"):
+            browser.wait_for_panel(page, kind, "34 passes")
+        assert not errors
+
+
+@RENDERERS
+def test_the_panel_works_inside_a_subgraph(server, vue):
+    with browser.frontend(server, vue=vue) as (page, errors):
+        browser.open_workflow(page, host.load_workflow("1-text-to-image"))
+        page.evaluate(
+            """() => {
+              const node = ssdTest.nodes("SSDSampler")[0];
+              app.graph.convertToSubgraph(new Set([node]));
+            }"""
+        )
+        assert page.evaluate("app.graph.nodes.every((node) => node.type !== 'SSDSampler')")
+        browser.wait_for_panel(page, "SSDSampler", "80 passes instead of AR's 576")
+        page.evaluate("ssdTest.set('SSDSampler', 'r', 1)")
+        browser.wait_for_panel(page, "SSDSampler", "57 passes")
+        browser.run(page)
+        browser.wait_for_panel(page, "SSDSampler", "57 passes (planned 57)")
+        assert not errors
+
+
+def test_cancel_is_said_on_the_panel(server):
+    with browser.frontend(server) as (page, errors):
+        workflow = host.load_workflow("1-text-to-image")
+        browser.open_workflow(page, workflow)
+        page.evaluate("ssdTest.set('SSDSampler', 'decoder', 'ar')")
+        page.evaluate("app.queuePrompt(0)")
+        browser.wait_for_panel(page, "SSDSampler", "fewer than AR so far")
+        page.evaluate("app.api.interrupt(null)")
+        browser.wait_for_panel(page, "SSDSampler", "Stopped after")
+        assert not errors

@@ -1,0 +1,101 @@
+// A panel on SSD Sampler and SSD Schedule: planned passes as the knobs move, the map of cells while a run goes on,
+// the numbers afterwards. Progress and previews are ComfyUI's own.
+
+import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
+import { isConnected, nodeByExecutionId, sourceOf, valueOf } from "./graph.js";
+import { Panel } from "./panel.js";
+
+const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "window", "width", "height"];
+const HEIGHTS = { SSDSampler: 230, SSDSchedule: 66 };
+const LOOK_EVERY = 250; // ms
+
+const panels = new Map(); // node -> { panel, asked }
+
+function kindOf(node) {
+  return node.comfyClass ?? node.type; // a node that is being created has no type yet
+}
+
+/** What the server is asked about a node; a string instead says why nothing can be asked. */
+function questionOf(node) {
+  const loader = sourceOf(app, node, "backbone");
+  const backbone = loader && kindOf(loader) === "LoadBackbone" ? valueOf(loader, "name") : undefined;
+  if (backbone === undefined) return "Connect a backbone to see the planned passes.";
+  if (kindOf(node) === "SSDSchedule") return { backbone, preset: valueOf(node, "preset"), speed: valueOf(node, "speed") };
+  const size = { width: valueOf(node, "width"), height: valueOf(node, "height") };
+  if (isConnected(node, "schedule")) {
+    const schedule = sourceOf(app, node, "schedule");
+    if (!schedule || kindOf(schedule) !== "SSDSchedule") return "The connected schedule decides.";
+    return { backbone, ...size, preset: valueOf(schedule, "preset"), speed: valueOf(schedule, "speed") };
+  }
+  return { backbone, ...Object.fromEntries(KNOBS.map((name) => [name, valueOf(node, name)])) };
+}
+
+async function ask(question) {
+  const response = await api.fetchApi("/ssd/plan", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(question),
+  });
+  return response.json();
+}
+
+// Looking is simpler than listening: a plan depends on widgets of other nodes, on links, and on undo.
+async function look() {
+  if (document.hidden) return;
+  for (const [node, entry] of panels) {
+    const question = questionOf(node);
+    const asked = JSON.stringify(question);
+    if (asked === entry.asked) continue;
+    entry.asked = asked;
+    if (typeof question === "string") {
+      entry.panel.showPlan({ text: question });
+      continue;
+    }
+    try {
+      const plan = await ask(question);
+      if (entry.asked === asked) entry.panel.showPlan(plan);
+    } catch (error) {
+      entry.asked = undefined;
+      entry.panel.showPlan({ error: `The server does not answer: ${error.message}` });
+    }
+  }
+}
+
+function addPanel(node) {
+  const panel = new Panel({ map: kindOf(node) === "SSDSampler" });
+  const height = HEIGHTS[kindOf(node)];
+  const widget = node.addDOMWidget("ssd_panel", "ssd_panel", panel.element, {
+    serialize: false, // not a value of the prompt
+    hideOnZoom: true,
+    getMinHeight: () => height,
+    getMaxHeight: () => (panel.canvas ? undefined : height),
+  });
+  widget.serialize = false; // nor of the saved workflow
+  panels.set(node, { panel });
+  const removed = node.onRemoved;
+  node.onRemoved = function (...args) {
+    panels.delete(this);
+    return removed?.apply(this, args);
+  };
+}
+
+function panelOf(id) {
+  return panels.get(nodeByExecutionId(app, id))?.panel;
+}
+
+app.registerExtension({
+  name: "SSD.Panel",
+
+  setup() {
+    api.addEventListener("ssd.run", ({ detail }) => panelOf(detail.node)?.showRun?.(detail));
+    for (const event of ["execution_interrupted", "execution_error"]) {
+      api.addEventListener(event, ({ detail }) => panelOf(detail.node_id)?.showStopped());
+    }
+    setInterval(look, LOOK_EVERY);
+  },
+
+  nodeCreated(node) {
+    if (kindOf(node) in HEIGHTS) addPanel(node);
+  },
+});
