@@ -20,7 +20,7 @@ from .generate import Result, generate
 from .heads import Heads, load_heads
 from .pictures import require_png, save_png, sheet, to_pil
 from .sampling import MAX_SEED, SamplingConfig
-from .schedule import SPEEDS, Schedule
+from .schedule import COMMITS, SPEEDS, Schedule
 from .session import DecodeEvent
 
 
@@ -78,6 +78,7 @@ def _add_generate(commands) -> None:
     how.add_argument("--b", type=int, help="verify rounds on a freshly drafted block of rows")
     how.add_argument("--i", type=int, help="incremental rounds on its trailing rows after each commit")
     how.add_argument("--k-v", type=int, help="rows drafted at once")
+    how.add_argument("--commits", choices=COMMITS, help="; ".join(f"{k}: {v}" for k, v in COMMITS.items()))
     how.add_argument("--k-h", type=int, help="columns drafted at once in the first row (mtp, lantern: everywhere)")
     how.add_argument(
         "--rule", choices=RULES, default=ACCEPT_REJECT, help="; ".join(f"{k}: {v}" for k, v in RULES.items())
@@ -198,7 +199,7 @@ def _heads(args: argparse.Namespace, backbone: Backbone) -> Heads | None:
 
 def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
     config = replace(DecodeConfig.preset(backbone.family), rule=args.rule)
-    knobs = _given(args, ("b", "i", "k_v", "k_h"))
+    knobs = _given(args, ("b", "i", "k_v", "k_h", "commits"))
     if args.r is not None:
         if knobs.keys() & {"b", "i"} or knobs.get("k_v", 1) != 1:
             raise ValueError("--r is the number of rounds for k_v = 1: give either --r, or --b, --i and --k-v.")

@@ -162,11 +162,18 @@ def ssd_passes(schedule: Schedule, grid: TokenGrid) -> Iterator[tuple[int, int]]
         cached = end if end < grid.cols else grid.stride
         yield x + 1, cached - (x + 1)
         x = end - 1
+    owed = 0
     for y, n in schedule.blocks(grid):
-        for row in range(y, y + n):
-            rounds = schedule.b if row == y else schedule.i
-            yield from [(grid.index(row), (y + n - row) * grid.stride)] * rounds
-            yield grid.index(row), grid.stride
+        rows = range(y, y + n)
+        for row in rows:
+            for _ in range(schedule.b if row == y else schedule.i):
+                yield grid.index(row - owed), (owed + rows.stop - row) * grid.stride
+                owed = 0
+            owed += 1
+            verified = schedule.b + (row - y) * schedule.i > 0
+            if not schedule.postpones(row, rows, grid, verified=verified):
+                yield grid.index(row + 1 - owed), owed * grid.stride
+                owed = 0
 
 
 def ar_passes(grid: TokenGrid) -> Iterator[tuple[int, int]]:

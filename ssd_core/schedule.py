@@ -6,6 +6,13 @@ from dataclasses import dataclass, replace
 from .grid import TokenGrid
 from .sampling import SamplingConfig
 
+OWN, MERGED, EARLY = "own", "merged", "early"
+COMMITS = {
+    OWN: "every row has a commit pass of its own, as in the paper",
+    MERGED: "a later pass carries a commit wherever that changes nothing: the same picture in fewer passes",
+    EARLY: "the next rows' first verify pass carries it as well: they are drafted from states a round old",
+}
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -14,15 +21,18 @@ class Schedule:
     b: verify rounds on a freshly drafted block of rows (the paper's r when k_v = 1).
     i: incremental rounds on the trailing rows of a block after each commit (staged); 0 is the joint
     schedule, where all rows of a block get the same b rounds. k_h: columns drafted at once in the
-    first row. k_v: rows drafted at once below it.
+    first row. k_v: rows drafted at once below it. commits: one of `COMMITS`; all but "own" are ours.
     """
 
     b: int = 2
     i: int = 0
     k_h: int = 5
     k_v: int = 1
+    commits: str = OWN
 
     def __post_init__(self) -> None:
+        if self.commits not in COMMITS:
+            raise ValueError(f'Unknown commits "{self.commits}": choose one of {", ".join(COMMITS)}.')
         for name, low in (("b", 0), ("i", 0), ("k_h", 1), ("k_v", 1)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
@@ -35,13 +45,30 @@ class Schedule:
         """Backbone passes of a whole picture; equals all 53 counts of the paper (Tables 7, 14-16, 21).
 
         One prefill; per k_h columns of the first row a verify and a commit pass; per block of n rows b
-        base rounds, n commits, and i incremental rounds between them.
+        base rounds, n commits, and i incremental rounds between them. Commits that other passes carry
+        are none.
         """
-        first_row = 2 * math.ceil((grid.cols - 1) / self.k_h)
-        return 1 + first_row + sum(self.b + n + (n - 1) * self.i for _, n in self.blocks(grid))
+        passes = 1 + 2 * math.ceil((grid.cols - 1) / self.k_h)
+        for y, n in self.blocks(grid):
+            rows, rounds = range(y, y + n), self.b + (n - 1) * self.i
+            verified = {row: self.b + (row - y) * self.i > 0 for row in rows}
+            passes += rounds + sum(not self.postpones(row, rows, grid, verified=verified[row]) for row in rows)
+        return passes
+
+    def postpones(self, row: int, rows: range, grid: TokenGrid, *, verified: bool) -> bool:
+        """Whether the commit of `row`, one of a block of `rows`, is left to a later pass, or to none.
+
+        verified: whether a pass has computed states for the block, which the next draft could start from.
+        """
+        if self.commits == OWN:
+            return False
+        if row + 1 < rows.stop or rows.stop == grid.rows:
+            return True
+        return self.commits == EARLY and verified
 
     def __str__(self) -> str:
-        return f"b={self.b} i={self.i} k_h={self.k_h} k_v={self.k_v}"
+        commits = "" if self.commits == OWN else f" commits={self.commits}"
+        return f"b={self.b} i={self.i} k_h={self.k_h} k_v={self.k_v}{commits}"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The cost model against Table 12 of the paper, and its passes against the decoders'."""
 
+from dataclasses import replace
+
 import pytest
 from fakes import FakeBackbone, run
 
@@ -7,7 +9,7 @@ from ssd_core.__main__ import main
 from ssd_core.cost import KNOWN, ar_passes, cost, model_size, ssd_passes
 from ssd_core.decoders import DecodeConfig
 from ssd_core.grid import TokenGrid
-from ssd_core.schedule import PRESETS, Schedule
+from ssd_core.schedule import COMMITS, PRESETS, Schedule
 
 # Table 12: prompt (implied), weights and heads in GB, then TFLOPs (backbone, attention) of AR and SSD, and
 # (horizontal, vertical) of the heads. Lumina's vertical heads are counted twice per cell there.
@@ -48,8 +50,10 @@ def test_the_bandwidth_floor_of_an_rtx_4090(name, floor, image):
 
 @pytest.mark.parametrize("eol", [False, True])
 @pytest.mark.parametrize("schedule", [Schedule(b=2, k_h=3), Schedule(b=1, i=2, k_h=2, k_v=3), Schedule(b=0)], ids=str)
+@pytest.mark.parametrize("commits", COMMITS)
 @pytest.mark.parametrize("rows", [1, 5, 6])
-def test_passes_are_those_of_the_decoders(schedule, eol, rows, monkeypatch):
+def test_passes_are_those_of_the_decoders(schedule, commits, eol, rows, monkeypatch):
+    schedule = replace(schedule, commits=commits)
     backbone, seen = FakeBackbone(rows, 6, eol=eol), []
     forward = backbone.transformer.forward
 

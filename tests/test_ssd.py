@@ -1,14 +1,17 @@
 """The paper's decoder: pass counts, fixed points, batches, seeds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fakes import FakeBackbone, random_heads, run, uncached_states
 
 from ssd_core.correction import RULES
 from ssd_core.decoders import DecodeConfig, decode
+from ssd_core.grid import TokenGrid
 from ssd_core.heads import HeadsError
 from ssd_core.sampling import SamplingConfig
-from ssd_core.schedule import Schedule
+from ssd_core.schedule import COMMITS, Schedule
 from ssd_core.session import FINAL, DecodingSession
 
 SCHEDULES = [
@@ -20,11 +23,12 @@ SCHEDULES = [
     Schedule(b=3, i=0, k_h=3, k_v=2),  # joint
     Schedule(b=0, i=1, k_h=3, k_v=3),
 ]
+FEWER = [replace(schedule, commits=commits) for schedule in SCHEDULES for commits in ("merged", "early")]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7])  # with k_v = 2, 3: short last blocks of every length
 @pytest.mark.parametrize("eol", [False, True])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES + FEWER, ids=str)
 def test_counted_passes_equal_planned_ones(rows, eol, schedule, monkeypatch):
     backbone = FakeBackbone(rows, eol=eol)
     passes = []
@@ -55,6 +59,38 @@ def test_shared_noise_rounds_reach_ar_of_the_same_seed():
         config = DecodeConfig(schedule=Schedule(b=8, k_h=1), rule="shared-noise")
         got, _ = run(backbone, config, seeds=[seed])
         assert torch.equal(got.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("eol", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_merged_commits_change_nothing(rule, eol, schedule):
+    backbone = FakeBackbone(6, 4, eol=eol)
+    heads, sampling = random_heads(backbone), SamplingConfig(cfg=2.0)
+    pictures = []
+    for commits in ("own", "merged"):
+        config = DecodeConfig(schedule=replace(schedule, commits=commits), rule=rule)
+        pictures.append(run(backbone, config, heads=heads, sampling=sampling, prompts=["a", "bc"], seeds=[1, 2])[0])
+    own, merged = pictures
+    assert torch.equal(own.tokens, merged.tokens)
+    assert merged.nfe < own.nfe
+
+
+@pytest.mark.parametrize(
+    ("grid", "schedule", "own", "merged", "early"),
+    [
+        (TokenGrid(24, 24), Schedule(b=2), 80, 79, 57),
+        (TokenGrid(24, 24), Schedule(b=1), 57, 56, 34),
+        (TokenGrid(24, 24), Schedule(b=0), 34, 33, 33),  # a row that nothing verified has to be committed
+        (TokenGrid(48, 48, eol=True), Schedule(b=5, i=4, k_v=2), 280, 256, 233),
+        (TokenGrid(48, 48, eol=True), Schedule(b=9, k_v=2), 284, 260, 237),
+    ],
+    ids=str,
+)
+def test_passes_without_commits_of_their_own(grid, schedule, own, merged, early):
+    counts = {"own": own, "merged": merged, "early": early}
+    for commits, nfe in counts.items():
+        assert replace(schedule, commits=commits).planned_nfe(grid) == nfe
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -226,15 +262,16 @@ class OracleHeads:
         return self.h_table[:, y + offset]
 
 
+@pytest.mark.parametrize("commits", COMMITS)
 @pytest.mark.parametrize("k_v", [1, 2])
-def test_perfect_drafts_need_no_verification(k_v):
+def test_perfect_drafts_need_no_verification(k_v, commits):
     """With the true states as drafts and shared noise, r = 0 is AR's picture, and no round changes a token."""
     backbone = FakeBackbone(5, 6, eol=True)
     sampling = SamplingConfig(cfg=2.0)
     expected, session = run(backbone, DecodeConfig("ar"), sampling=sampling)
     h = uncached_states(session, session.tokens).unflatten(1, (5, 7))[:, :, :6]
     for b in (0, 2):
-        config = DecodeConfig(schedule=Schedule(b=b, k_h=3, k_v=k_v), rule="shared-noise")
+        config = DecodeConfig(schedule=Schedule(b=b, k_h=3, k_v=k_v, commits=commits), rule="shared-noise")
         session = DecodingSession(backbone, ["abc"], [0], sampling)
         for event in decode(session, config, OracleHeads(h)):
             assert event.accepted is None or event.accepted.all()

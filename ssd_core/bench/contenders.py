@@ -37,7 +37,7 @@ def parse(text: str, base: DecodeConfig) -> Contender:
     if heads not in ("trained", "none"):
         raise ValueError(f'heads={heads} in "{text}": write heads=trained or heads=none.')
     kinds = {field.name: field.type for field in fields(OPTIONS[name])} if name in OPTIONS else {}
-    schedule = {key: int for key in SCHEDULED.get(name, ())}
+    schedule = {key: type(getattr(base.schedule, key)) for key in SCHEDULED.get(name, ())}
     known = {"heads": str, "rule": str, **schedule, **kinds, **({"window": int} if name == "lossless" else {})}
     try:
         values = {key: _value(known[key], value) for key, value in given.items()}

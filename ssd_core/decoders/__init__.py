@@ -40,7 +40,7 @@ OPTIONS: dict[str, type[Options]] = {
     "pjd": PJDOptions,
 }
 # The knobs of the schedule that a decoder has, and with any of them, a use for heads ("lossless": all the same).
-SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h"), "mtp": ("k_h",), "lantern": ("k_h",)}
+SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h", "commits"), "mtp": ("k_h",), "lantern": ("k_h",)}
 
 
 @dataclass(frozen=True)

@@ -21,29 +21,31 @@ def ssd(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str) -
 
     Every image of the batch takes the same passes: `schedule.planned_nfe(grid)` of them.
     """
-    planned = schedule.planned_nfe(session.grid)
+    planned, grid = schedule.planned_nfe(session.grid), session.grid
 
     def event(phase: str, rows: range, **details) -> DecodeEvent:
         return session.event(phase, rows, session.nfe / planned, **details)
 
     h_row, h_next = yield from _first_row(session, heads, schedule, rule, event)
-    for y, n in schedule.blocks(session.grid):
+    owed = 0  # final rows just above whose commit a later pass carries; the paper commits at once
+    for y, n in schedule.blocks(grid):
         rows = range(y, y + n)
         log_q = _draft_block(session, heads, h_row, rows, rule)
         yield event("draft", rows)
-        for round in range(schedule.b):
-            log_q, accepted = _verify(session, h_next, log_q, rows, round, rule)
-            yield event("verify", rows, round=round, accepted=accepted)
-        round = schedule.b
+        round = 0
         for row in rows:
-            h_row, h_next = _commit(session, h_next, row)
-            yield event("commit", range(row, row + 1))
-            trailing = range(row + 1, rows.stop)
-            log_q = log_q[:, 1:]
-            for _ in range(schedule.i if trailing else 0):
-                log_q, accepted = _verify(session, h_next, log_q, trailing, round, rule)
-                yield event("verify", trailing, round=round, accepted=accepted)
+            guessed = range(row, rows.stop)
+            for _ in range(schedule.b if row == y else schedule.i):
+                h_rows, h_next, log_q, accepted = _verify(session, h_next, log_q, owed, guessed, round, rule)
+                h_row, owed = h_rows[:, -1], 0
+                yield event("verify", guessed, round=round, accepted=accepted)
                 round += 1
+            session.mark(range(row, row + 1), FINAL)
+            log_q, owed = log_q[:, 1:], owed + 1
+            if not schedule.postpones(row, rows, grid, verified=round > 0):
+                h_row, h_next = _commit(session, h_next, range(row + 1 - owed, row + 1))
+                owed = 0
+            yield event("commit", range(row, row + 1))
 
 
 def _draft_block(session: DecodingSession, heads: Heads, h_row: Tensor, rows: range, rule: str) -> Tensor:
@@ -61,37 +63,37 @@ def _draft_block(session: DecodingSession, heads: Heads, h_row: Tensor, rows: ra
 
 
 def _verify(
-    session: DecodingSession, h_next: Tensor, log_q: Tensor, rows: range, round: int, rule: str
-) -> tuple[Tensor, Tensor]:
+    session: DecodingSession, h_next: Tensor, log_q: Tensor, owed: int, rows: range, round: int, rule: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One pass over all cells of `rows` at once, then one correction of all of them.
 
-    h_next [rows, 1, D] predicts the first cell; its context is final. Returns the next reference and
-    the tokens that were kept, bool [B, n * cols].
+    It also commits the `owed` rows above them, whose first cell h_next [rows, 1, D] predicts. Returns the states
+    [rows, n, cols, D] that predict `rows`, h_next of `rows`, the next reference, and the tokens that were kept,
+    bool [B, n * cols].
     """
-    h, _ = _predictors(session, h_next, rows)
+    h, after = _predictors(session, h_next, range(rows.start - owed, rows.stop))
+    h, h_next = h[:, owed:], after[:, owed - 1 : owed] if owed else h_next
     draws = session.draws(rows, 1 + round)
     result = correct(rule, session.log_probs(h), log_q, session.cells(rows), draws)
     session.cells(rows).copy_(result.tokens)
-    return result.log_q, result.accepted.flatten(1)
+    return h, h_next, result.log_q, result.accepted.flatten(1)
 
 
-def _commit(session: DecodingSession, h_next: Tensor, row: int) -> tuple[Tensor, Tensor]:
-    """The pass that makes a row final: right keys and values, and the states the next draft starts from."""
-    rows = range(row, row + 1)
-    h, h_next = _predictors(session, h_next, rows)
-    session.mark(rows, FINAL)
-    return h[:, 0], h_next
+def _commit(session: DecodingSession, h_next: Tensor, rows: range) -> tuple[Tensor, Tensor]:
+    """The pass that makes rows final: right keys and values, and the states the next draft starts from."""
+    h, after = _predictors(session, h_next, rows)
+    return h[:, -1], after[:, -1:]
 
 
 def _predictors(session: DecodingSession, h_next: Tensor, rows: range) -> tuple[Tensor, Tensor]:
     """Feeds whole rows (with their end-of-line cells); the states that predict their cells.
 
-    Returns h [rows, n, cols, D] and the state [rows, 1, D] that predicts the cell after them.
+    Returns h [rows, n, cols, D] and the states [rows, n, D] that predict the cell after each row.
     """
     grid = session.grid
     states = session.forward(grid.index(rows.start), len(rows) * grid.stride)
     h = torch.cat((h_next, states[:, :-1]), 1).unflatten(1, (len(rows), grid.stride))
-    return h[:, :, : grid.cols], states[:, -1:]
+    return h[:, :, : grid.cols], states.unflatten(1, (len(rows), grid.stride))[:, :, -1]
 
 
 def _first_row(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str, event):
