@@ -70,7 +70,7 @@ def _add_generate(commands) -> None:
     how.add_argument(
         "--window",
         type=int,
-        help=f"cells in the window of lossless ({DecodeConfig.window}), sjd and gsd; drafts per row of pjd; "
+        help=f"cells in the window of lossless ({DecodeConfig.window}), window, sjd and gsd; drafts per row of pjd; "
         "columns that a row of zipar is behind",
     )
     how.add_argument("--speed", choices=SPEEDS, help="a named stop from AR's own picture to the fewest passes")

@@ -5,6 +5,7 @@ import torch
 from fakes import FakeBackbone, random_heads, run
 
 from ssd_core.decoders import DecodeConfig, decode
+from ssd_core.decoders.lossless import WindowOptions
 from ssd_core.sampling import SamplingConfig
 from ssd_core.session import FINAL, DecodingSession
 
@@ -52,6 +53,23 @@ def test_greedy_lossless_equals_greedy_ar():
     got, session = run(backbone, DecodeConfig("lossless", rule="greedy", window=6))
     assert torch.equal(got.tokens, expected.tokens)
     assert session.nfe < session.grid.size
+
+
+@pytest.mark.parametrize("eol", [False, True])
+def test_tolerance_trades_equality_for_passes(eol):
+    """0 is lossless; so much tolerance that nothing is ever wrong takes one pass per window."""
+    backbone = FakeBackbone(eol=eol)
+    prompts, seeds = ["a", "a long one"], [3, 4]
+    expected, _ = run(backbone, DecodeConfig("lossless", window=7), prompts=prompts, seeds=seeds)
+    passes = []
+    for tolerance in (0, 1, 3, 99):
+        config = DecodeConfig("window", options=WindowOptions(window=7, tolerance=tolerance))
+        got, session = run(backbone, config, prompts=prompts, seeds=seeds)
+        assert (got.status == FINAL).all()
+        assert torch.equal(got.tokens, expected.tokens) == (tolerance == 0)
+        passes.append(session.nfe)
+    assert passes == sorted(passes, reverse=True)
+    assert passes[-1] == 1 + -(-(backbone.grid().size - 1) // 7)
 
 
 def test_events_name_every_row_that_changed():

@@ -12,7 +12,7 @@ from ..session import DecodeEvent, DecodingSession
 from .ar import ar
 from .gsd import GSDOptions, gsd
 from .lantern import LanternOptions, lantern
-from .lossless import lossless
+from .lossless import WindowOptions, lossless
 from .mtp import MTPOptions, mtp
 from .options import Options
 from .pjd import PJDOptions, pjd
@@ -24,6 +24,7 @@ DECODERS = {
     "ar": "token by token in raster order: the reference",
     "ssd": "Spatially Speculative Decoding: rows drafted at once, verified and corrected a fixed number of times",
     "lossless": "a sliding window of guesses, iterated until it is AR's picture for the seed, cell for cell",
+    "window": "that window with some tolerance: fewer passes, not quite AR's picture",
     "mtp": "1D multi-token prediction: SSD's horizontal heads alone",
     "sjd": "speculative Jacobi decoding: the last pass's samples are the next one's drafts; exact, training-free",
     "gsd": "grouped speculative decoding: SJD that keeps a draft if its like would do",
@@ -32,6 +33,7 @@ DECODERS = {
     "pjd": "a Jacobi window in every row at once; training-free",
 }
 OPTIONS: dict[str, type[Options]] = {
+    "window": WindowOptions,
     "mtp": MTPOptions,
     "sjd": SJDOptions,
     "gsd": GSDOptions,
@@ -39,7 +41,7 @@ OPTIONS: dict[str, type[Options]] = {
     "zipar": ZipAROptions,
     "pjd": PJDOptions,
 }
-# The knobs of the schedule that a decoder has, and with any of them, a use for heads ("lossless": all the same).
+# The knobs of the schedule that a decoder has. Decoders without any draft without heads, but for the windows.
 SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h", "commits"), "mtp": ("k_h",), "lantern": ("k_h",)}
 
 
@@ -80,7 +82,7 @@ class DecodeConfig:
     @property
     def drafts_with_heads(self) -> bool:
         """Whether trained heads make a difference."""
-        return self.decoder in SCHEDULED or self.decoder == "lossless"
+        return self.decoder in (*SCHEDULED, "lossless", "window")
 
     @classmethod
     def preset(cls, family: str) -> "DecodeConfig":
@@ -135,12 +137,13 @@ def decode(
     heads, knobs, rule = heads or IdentityHeads(), config.knobs, config.rule
     k_h, k_v = config.schedule.k_h, config.schedule.k_v
     if config.drafts_with_heads:
-        offsets = {"ssd": (k_h, k_v), "lossless": (1, 1)}.get(config.decoder, (k_h, 0))
+        offsets = {"ssd": (k_h, k_v), "lossless": (1, 1), "window": (1, 1)}.get(config.decoder, (k_h, 0))
         heads.require(session.backbone.fingerprint, session.backbone.dtype, *offsets)
     runs = {
         "ar": lambda: ar(session, rule),
         "ssd": lambda: ssd(session, heads, config.schedule, rule),
         "lossless": lambda: lossless(session, heads, config.window, rule),
+        "window": lambda: lossless(session, heads, knobs.window, rule, knobs.tolerance),
         "mtp": lambda: mtp(session, heads, k_h, knobs, rule),
         "sjd": lambda: sjd(session, knobs, rule),
         "gsd": lambda: gsd(session, knobs, rule),

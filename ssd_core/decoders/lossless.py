@@ -3,20 +3,41 @@
 With one noise row per (seed, cell), AR's token is a function of its context: argmax(log p + noise). So
 a window of guesses can be iterated like an equation. Each pass recomputes all its tokens at once; the
 first one that differs from its guess is final too, because everything to its left was right. Drafts
-decide how soon that happens, never what comes out.
+decide how soon that happens, never what comes out. With a tolerance the window also keeps tokens behind
+the first changes of a pass, whose context has just changed: fewer passes, no longer AR's picture.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..correction import GREEDY
 from ..heads import Heads
+from ..schedule import Schedule
 from ..session import DRAFT, FINAL, DecodeEvent, DecodingSession
+from .options import Options, at_least
 
 
-def lossless(session: DecodingSession, heads: Heads, window: int, rule: str) -> Iterator[DecodeEvent]:
+@dataclass(frozen=True)
+class WindowOptions(Options):
+    """window: cells a pass looks at. tolerance: changes behind which a pass still keeps what it has; 0: lossless."""
+
+    window: int = field(default=24, metadata={"help": "cells a pass looks at"})
+    tolerance: int = field(default=2, metadata={"help": "changes behind which a pass still keeps what it has"})
+
+    def __post_init__(self) -> None:
+        at_least(1, window=self.window)
+        at_least(0, tolerance=self.tolerance)
+
+    def lookahead(self, schedule: Schedule) -> int:
+        return self.window
+
+
+def lossless(
+    session: DecodingSession, heads: Heads, window: int, rule: str, tolerance: int = 0
+) -> Iterator[DecodeEvent]:
     """Slides `window` raster cells over the grid; each image advances at its own pace.
 
     Needs a session with lookahead >= window. At least one cell a pass becomes final.
@@ -48,7 +69,8 @@ def lossless(session: DecodingSession, heads: Heads, window: int, rule: str) -> 
         session.tokens.scatter_(1, cells, tokens)
 
         same = tokens == guesses
-        advance = (same.cumprod(1).sum(1) + 1).clamp(max=count)  # up to and with the first that differs
+        changes = (~same).long()
+        advance = (changes.cumsum(1) - changes <= tolerance).sum(1)  # up to and with the first that differs, or more
         reached = (starts + advance).clamp(max=grid.size)
         finished = torch.where(cells < reached[:, None], FINAL, session.status.gather(1, cells))
         session.status.scatter_(1, cells, finished)
