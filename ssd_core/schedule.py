@@ -81,7 +81,7 @@ class Preset:
 
 # The inference half of the paper's Table 6, and top-k, which it leaves out, as upstream has it; "builtin" is ours.
 PRESETS = {
-    "builtin": Preset(Schedule(b=2), SamplingConfig(cfg=1.5, temperature=0.85, top_k=50)),
+    "builtin": Preset(Schedule(b=2), SamplingConfig(cfg=2.5, temperature=0.7, top_k=50)),
     "janus-pro": Preset(Schedule(b=2), SamplingConfig(cfg=5.0)),
     "lumina-mgpt": Preset(Schedule(b=5, i=4, k_v=2), SamplingConfig(cfg=4.0, top_k=2000)),
     "emu3": Preset(Schedule(b=5), SamplingConfig(cfg=3.0, top_k=2048)),

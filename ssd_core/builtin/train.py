@@ -106,14 +106,13 @@ class Grounding(nn.Module):
         nn.init.zeros_(self.place.weight)
 
     def forward(
-        self, ids: Tensor, mask: Tensor, codes: Tensor, named: Tensor, placed: Tensor, positions: Tensor
+        self, ids: Tensor, mask: Tensor, seen: Tensor, codes: Tensor, named: Tensor, placed: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """ids [N, P], mask [N, 1, T, T], codes [N, cells], named float [N, objects], placed int64 [N, cells]
-
-        -> the losses of next code, recall and place.
+        """ids [N, P], mask [N, 1, T, T], codes [N, cells] to predict after the codes `seen`, named float [N, objects],
+        placed int64 [N, cells] -> the losses of next code, recall and place.
         """
         model, image = self.transformer, slice(ids.shape[1] - 1, None)
-        x = torch.cat((model.text_embedding(ids), model.code_embedding(codes[:, :-1])), 1)
+        x = torch.cat((model.text_embedding(ids), model.code_embedding(seen[:, :-1])), 1)
         x, rope = model.prepare(x, positions)
         for depth, layer in enumerate(model.layers, start=1):
             x = layer(x, rope, mask, None, None)
@@ -134,6 +133,17 @@ def covering_objects(scene: scenes.Scene) -> Tensor:
             placed.name
         )
     return covering.flatten()
+
+
+def with_mistakes(codes: Tensor, rng: np.random.Generator, most: float = 0.1) -> Tensor:
+    """Codes [N, cells] of which up to a share of `most`, another one in each picture, are codes from elsewhere.
+
+    A model that has only seen perfect pictures is lost after its first mistake, and with it every decoder
+    that goes on from a guess.
+    """
+    wrong = rng.random(codes.shape) < rng.uniform(0, most, (len(codes), 1))
+    other = rng.integers(0, codes.numel(), codes.shape)
+    return torch.where(torch.from_numpy(wrong), codes.flatten()[torch.from_numpy(other)], codes)
 
 
 def train_transformer(args: argparse.Namespace) -> None:
@@ -157,17 +167,14 @@ def train_transformer(args: argparse.Namespace) -> None:
         dropped = [np.random.default_rng((seed, i, 7)).random() < 0.1 and not held for i in indices]
         texts = ["" if drop else text for (_, text, _), drop in zip(rows, dropped, strict=True)]
         ids, mask = training_inputs([words.encode(text) for text in texts], LONGEST_CAPTION, cells)
-        codes = tokenizer.encode(rgb.permute(0, 2, 3, 1)).flatten(1)
+        codes = tokenizer.encode(rgb.permute(0, 2, 3, 1)).flatten(1).cpu()
+        seen = codes if held else with_mistakes(codes, np.random.default_rng((seed, indices[0], 11)))
         named = torch.zeros(len(texts), len(words.OBJECTS))
         for row, (scene, _, _), text in zip(named, rows, texts, strict=True):
             if text:
                 row[[words.OBJECTS.index(placed.name) for placed in scene.objects]] = 1
         placed = torch.stack([covering_objects(scene) for scene, _, _ in rows])
-        return (
-            *(part.to(accelerator.device) for part in (ids, mask)),
-            codes,
-            *(part.to(accelerator.device) for part in (named, placed)),
-        )
+        return tuple(part.to(accelerator.device) for part in (ids, mask, seen, codes, named, placed))
 
     compiled = torch.compile(model) if args.compile else model
 
@@ -249,7 +256,7 @@ STAGES = {
     "tokenizer": (train_tokenizer, 6000, 8),
     "transformer": (train_transformer, 3900, 8),
     "scorer": (_train_scorer, 1500, 16),
-    "heads": (_train_heads, 240, 8),
+    "heads": (_train_heads, 400, 8),
 }
 
 
