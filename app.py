@@ -30,7 +30,7 @@ from ssd_core.schedule import SPEEDS
 ROOT = Path(__file__).parent
 VIEWS = ROOT / "ssd_core" / "app" / "views"
 VISITORS = 32  # handlers that may wait at once; one of them decodes
-NUMBER_LABELS = {"b": "b: rounds per block", "i": "i: incremental rounds", "k_h": "k_h: columns", "k_v": "k_v: rows"}
+NUMBER_LABELS = {"b": "Rounds b", "i": "Rounds i"}
 
 INTRO = """
 <h1>AR against SSD, row by row</h1>
@@ -67,6 +67,19 @@ def view(name: str, value: dict | None, elem_id: str) -> gr.HTML:
     )
 
 
+def button(text: str, elem_id: str, variant: str) -> gr.Button:
+    """A button beside fields; one that stops something starts disabled."""
+    return gr.Button(
+        text,
+        variant=variant,
+        interactive=variant != "stop",
+        scale=1,
+        min_width=90,
+        elem_id=elem_id,
+        elem_classes="ssd-act",
+    )
+
+
 class Page:
     """The page and its handlers. They translate: what happens is in ssd_core.app."""
 
@@ -85,18 +98,18 @@ class Page:
         first = next(iter(self.gallery.values()), None)
         self.fields: dict[str, gr.Component] = {}
         gr.HTML(INTRO, elem_classes="ssd-intro", apply_default_css=False)
-        with gr.Row(equal_height=True, elem_classes="ssd-ask"):
+        with gr.Row(equal_height=True, elem_classes="ssd-row"):
             self.fields["prompt"] = gr.Textbox(
                 label="Prompt",
                 placeholder="a panda left of a sunflower",
                 max_length=400,
                 autofocus=True,
                 scale=8,
-                min_width=240,
+                min_width=300,
                 elem_id="prompt",
             )
-            self.go = gr.Button("Race", variant="primary", scale=1, min_width=90, elem_id="go")
-            self.halt = gr.Button("Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="halt")
+            self.go = button("Race", "go", "primary")
+            self.halt = button("Stop", "halt", "stop")
         self.fields["speed"] = view("speed", self._speed("balanced"), "speed")
         self.fields["seed"] = gr.Number(
             form["seed"], label="Seed", precision=0, minimum=0, maximum=MAX_SEED, render=False, elem_id="seed"
@@ -110,7 +123,7 @@ class Page:
             elem_id="examples",
             api_visibility="private",
         )
-        with gr.Tabs(elem_id="tabs") as self.tabs:
+        with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as self.tabs:
             with gr.Tab("Race", id="race"):
                 hello = first and first | {"status": "A recorded race. Press Race for a live one on this machine."}
                 self.race_view = view("race", hello, "race")
@@ -121,7 +134,7 @@ class Page:
             with gr.Tab("Inside", id="inside"):
                 self.inside_view = view("inside", first, "inside")
             with gr.Tab("Sweep", id="sweep"):
-                with gr.Row(equal_height=True):
+                with gr.Row(equal_height=True, elem_classes="ssd-row"):
                     self.sweep_rows = gr.CheckboxGroup(
                         [1, 2, 3], value=[1], label="k_v: rows drafted at once", scale=2, min_width=200
                     )
@@ -133,28 +146,26 @@ class Page:
                         scale=3,
                         min_width=240,
                     )
-                    self.sweep_go = gr.Button("Sweep", variant="primary", scale=1, min_width=90, elem_id="sweep-go")
-                    self.sweep_halt = gr.Button(
-                        "Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="sweep-halt"
-                    )
+                    self.sweep_go = button("Sweep", "sweep-go", "primary")
+                    self.sweep_halt = button("Stop", "sweep-halt", "stop")
                 self.sweep_view = view("sweep", None, "sweep")
             with gr.Tab("Gallery", id="gallery"):
                 self.choice = gr.Radio(
                     list(self.gallery), value=next(iter(self.gallery), None), label="Recorded races", elem_id="choice"
                 )
                 self.gallery_view = view("race", first, "gallery")
-            with gr.Tab("Model", id="model"):
+            with gr.Tab("Model", id="model") as self.model_tab:
                 self.facts = gr.Markdown(self._facts(), elem_id="facts")
-                with gr.Row(equal_height=True):
+                with gr.Row(equal_height=True, elem_classes="ssd-row"):
                     self.backbone = gr.Dropdown(
                         self.studio.backbones(), value=self.studio.name, label="Backbone on this machine", scale=3
                     )
                     self.heads = gr.Dropdown(
                         self.studio.heads_files(), value=self.studio.heads, label="Drafting heads", scale=3
                     )
-                    self.load = gr.Button("Load", scale=1, min_width=90, elem_id="load")
+                    self.load = button("Load", "load", "secondary")
             with gr.Tab("API", id="api"):
-                self.api_help = gr.Markdown(self._api_help("http://127.0.0.1:7860/"))
+                self.api_help = gr.Markdown(self._api_help("http://127.0.0.1:7860/"), elem_id="api-help")
         self._lay_out_api()
 
     def _lay_out_advanced(self, form: dict) -> None:
@@ -184,7 +195,7 @@ class Page:
                 low = int(name.startswith("k_"))
                 label = NUMBER_LABELS.get(name, name)
                 self.fields[f"{side}_{name}"] = gr.Number(
-                    value(name), label=label, precision=0, minimum=low, maximum=64, min_width=100
+                    value(name), label=label, precision=0, minimum=low, maximum=64, min_width=60
                 )
         with gr.Row():
             self.fields[f"{side}_rule"] = gr.Dropdown(list(RULES), value=value("rule"), label="Update rule")
@@ -255,6 +266,7 @@ class Page:
             trigger_mode="always_last",
             **quiet,
         )
+        self.model_tab.select(self._facts, None, self.facts, queue=False, **quiet)
         self.choice.change(self.gallery.get, self.choice, self.gallery_view, queue=False, **quiet)
         self.load.click(
             self.load_model,
@@ -464,7 +476,8 @@ class Page:
     def _seed_and_clock(self, run: dict) -> str:
         pixels = max((lane.get("pixels", 0) for lane in run["lanes"]), default=0)
         apart = f", pixels apart ({pixels:.2f} s)" if pixels else ""
-        return f"Seed {run['seed']}. Seconds are the decoder's own: prompt and tokens{apart}."
+        notice = self.studio.current.notice
+        return f"Seed {run['seed']}. Seconds are the decoder's own: prompt and tokens{apart}. {notice}"
 
     def _planned(self, config: DecodeConfig) -> str:
         if config.decoder == "ssd":
@@ -513,7 +526,7 @@ def launch_options() -> dict:
         "theme": gr.themes.Default(
             primary_hue="indigo", neutral_hue="slate", font=font, font_mono=("ui-monospace", "monospace")
         ),
-        "css": (VIEWS / "page.css").read_text(encoding="utf-8"),
+        "head": f"<style>{(VIEWS / 'page.css').read_text(encoding='utf-8')}</style>",
         "footer_links": ["api", "settings"],
         "run_history": False,
         "ssr_mode": False,
@@ -545,6 +558,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     page.demo.queue(max_size=VISITORS)
     try:
         page.demo.launch(server_name=args.host, server_port=args.port, share=args.share, **launch_options())
+    except OSError as error:  # the port is taken
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     finally:
         page.turnstile.stop_all()
     return 0

@@ -1,5 +1,6 @@
 const root = find(element, "sweep"), cards = find(root, "cards"), svg = root.querySelector("svg");
 const DASHES = ["", "6 4", "2 4"];
+let shown = "";
 
 function make(name, attributes, text) {
     const node = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -42,7 +43,7 @@ function curve(all) {
 
 function show() {
     const value = props.value || {};
-    if (value.status) find(root, "status").textContent = value.status;
+    if (value.status) write(find(root, "status"), value.status);
     root.dataset.mode = value.mode || "empty";
     if (!value.cards) {
         svg.parentNode.hidden = !cards.children.length;
@@ -51,6 +52,13 @@ function show() {
     }
     find(root, "bar").hidden = value.mode !== "live";
     root.querySelector(".ssd-bar i").style.width = 100 * value.progress + "%";
+    const save = find(root, "save");
+    save.hidden = !value.sheet;
+    if (value.sheet) Object.assign(save, { href: value.sheet, download: value.file });
+    const now = JSON.stringify(value.cards.map((card) => card.lines));
+    if (now === shown) return;
+    shown = now;
+    root.dataset.cards = value.cards.length;
     cards.replaceChildren(
         ...value.cards.map((card) => {
             const figure = document.createElement("figure"), caption = document.createElement("figcaption");
@@ -61,11 +69,7 @@ function show() {
             return figure;
         }),
     );
-    root.dataset.cards = value.cards.length;
     curve(value.cards);
-    const save = find(root, "save");
-    save.hidden = !value.sheet;
-    if (value.sheet) Object.assign(save, { href: value.sheet, download: value.file });
 }
 
 watch("value", show);
