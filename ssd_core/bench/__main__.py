@@ -255,6 +255,8 @@ def qualities(
 
 def directions(args: argparse.Namespace, backbone: Backbone, heads: Heads | None) -> list[ablations.Direction]:
     """Figure 1 on AR's pictures of the first captions."""
+    if heads is None:
+        raise ValueError(f"Figure 1 compares trained heads, and {backbone.name} has none: name a file with --heads.")
     texts = [text for text, _ in held_out_prompts(args.prompts)][: args.batch]
     pictures = draw(backbone, None, Contender(DecodeConfig("ar")), texts, _sampling(args, backbone), batch=args.batch)
     return ablations.measure_directions(backbone, heads, texts, pictures.tokens[0], _sampling(args, backbone))
