@@ -159,6 +159,13 @@ def write_page(page: Path, suite: Suite) -> None:
     write_atomically(page, lambda path: path.write_text("\n\n".join(parts) + "\n", encoding="utf-8"))
 
 
+def _labels(names: Sequence[str]) -> list[str]:
+    """What tells decoders of one family apart."""
+    words = [name.split() for name in names]
+    common = set.intersection(*map(set, words)) if len(words) > 1 else {*words[0]}
+    return [" ".join(word for word in each if word not in common) for each in words]
+
+
 def _charts(suite: Suite) -> dict[str, str]:
     families: dict[str, list[Point]] = {}
     for point in points(suite):
@@ -167,7 +174,7 @@ def _charts(suite: Suite) -> dict[str, str]:
         Series(
             family,
             [(each.speedup, 100 * each.score) for each in some],
-            [each.name.removeprefix(family).replace("rule=accept-reject", "").strip()[:28] for each in some],
+            _labels([each.name for each in some]),
         )
         for family, some in families.items()
     ]
