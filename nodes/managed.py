@@ -87,7 +87,9 @@ class ManagedBackbone:
         return "float16" if mm.should_use_fp16(device) else "float32"
 
     def _drop(self) -> None:
-        self._backbone = self.patcher = None
+        """Frees the weights. The module itself has to outlive this call: ComfyUI still counts its models."""
+        self._backbone = None
+        self.patcher.model.clear()
 
 
 class ManagedHeads:

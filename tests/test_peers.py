@@ -276,39 +276,45 @@ def test_zipar_sees_what_is_decoded_and_nothing_else(window, eol):
         assert (log_p + noise[y, x]).argmax() == last.tokens[0, y, x]
 
 
-@pytest.mark.parametrize("options", [PJDOptions(3, 2), PJDOptions(6, 1, "left"), PJDOptions(2, 4)], ids=str)
-def test_pjd_keeps_what_the_final_tokens_before_a_cell_pick(options):
+@pytest.mark.parametrize("eol", [False, True])
+@pytest.mark.parametrize("options", [PJDOptions(3, 2), PJDOptions(6, 1, "left"), PJDOptions(6, 2, "above")], ids=str)
+def test_pjd_keeps_what_the_final_tokens_before_a_cell_pick(options, eol):
     """The same for PJD with rule greedy: a token is kept if it is the likeliest one after the tokens of other rows
     that were final before the pass and all tokens of its own.
 
     One layer: keys and values depend on their cell alone then, however often it is fed.
     """
-    backbone = FakeBackbone(5, 6, eol=True, layers=1)
+    backbone = FakeBackbone(5, 6, eol=eol, layers=1)
     config = DecodeConfig("pjd", rule="greedy", options=options)
     session = DecodingSession(backbone, ["abc"], [0], lookahead=config.lookahead)
-    final_at, before, passes = torch.full((5, 6), -1), None, 0
+    final_at, before = torch.full((5, 6), -1), 0
     for event in decode(session, config):
-        final_at[(event.status[0] == FINAL) & (final_at < 0)] = event.nfe - 1
+        final_at[(event.status[0] == FINAL) & (final_at < 0)] = event.nfe - 1  # the pass that did it
         counts = (event.status[0] == FINAL).sum(1)
         assert (counts.diff() <= 0).all()  # nobody overtakes the row above
-        assert before is None or counts.sum() > before  # every pass gets somewhere
-        before, passes = counts.sum(), event.nfe
-    assert passes < session.grid.size
-    grid, tokens = session.grid, event.tokens[0]
-    cells = torch.arange(grid.size)
-    rows, columns = cells // grid.stride, cells % grid.stride
-    # A cell is fed last in the pass that makes its right neighbour final, an end-of-line cell in that of the next row.
-    follower = torch.cat((final_at, torch.cat((final_at[1:, :1], torch.full((1, 1), 99)))), 1)
-    fed = follower[rows, (columns + 1).clamp(max=6)]
-    fed[columns == 5] = final_at[:, 5] + 1
-    fed[columns == 6] = follower[:, 6]
-    known_at = torch.cat((final_at, follower[:, 6:]), 1).flatten()  # when others see it
-    sees = (cells < cells[:, None]) & ((known_at < fed[:, None]) | (rows == rows[:, None]))
-    flat = torch.cat((tokens, torch.full((5, 1), backbone.codebook_size)), 1).flatten()
+        assert counts.sum() > before or final_at[-1, -1] >= 0  # every pass gets somewhere
+        before = counts.sum()
+    assert event.nfe < session.grid.size
+    assert any(final_at[y, 0] < final_at[y - 1, 5] for y in range(1, 5))  # rows overlap
+    grid, tokens, late = session.grid, event.tokens[0], 99
+    # (raster cell, token, row, the pass that feeds it with its right neighbour undecided, the one that made it final)
+    entries = [
+        (grid.index(y, x), int(tokens[y, x]), y, int(final_at[y, x + 1]) if x < 5 else late, int(final_at[y, x]))
+        for y, x in itertools.product(range(5), range(6))
+    ]
+    for y in range(1, 5):
+        began = int(final_at[y, 0])
+        if eol:
+            entries.append((grid.index(y) - 1, backbone.codebook_size, -y, began, began))
+        else:
+            complete = [row for row in range(y) if final_at[row, 5] < began]
+            source = (complete[-1], 5) if complete else (0, int((final_at[0] < began).sum()) - 1)
+            entries.append((grid.index(y) - 1, int(tokens[source]), -y, began, late))
+    cells, flat, rows, fed, known = (torch.tensor(column) for column in zip(*entries, strict=True))
+    sees = (cells < cells[:, None]) & ((known < fed[:, None]) | (rows == rows[:, None]))
     log_p = session.log_probs(masked_states(session, flat[None], cells, sees))[0]
-    for cell in range(1, grid.size):
-        if columns[cell] < 6:
-            assert log_p[cell - 1].argmax() == flat[cell]
+    for y, x in list(itertools.product(range(5), range(6)))[1:]:
+        assert log_p[y * 6 + x - 1 if x else 29 + y].argmax() == tokens[y, x]
 
 
 # ------------------------------------------------------------------------------------------ relaxed tests

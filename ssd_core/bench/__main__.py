@@ -111,6 +111,8 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
         text = "; ".join(f"{key}: {value}" for key, value in ablations.ABLATIONS.items())
         parser.add_argument("names", nargs="*", metavar="NAME", help=f"{text}; directions: Figure 1 (default: all)")
         parser.add_argument("--heads", nargs="+", type=Path, default=[], help='heads files for the ablation "heads"')
+    if name != "ablations":
+        parser.add_argument("--heads", type=Path, help="a heads file (default: the shipped ones, if there are any)")
     if name == "pictures":
         parser.add_argument("benchmark", choices=BENCHMARKS, help="; ".join(f"{k}: {v}" for k, v in BENCHMARKS.items()))
         parser.add_argument("source", type=Path, help="the benchmark's own prompts: that file or folder")
@@ -253,6 +255,8 @@ def qualities(
 
 def directions(args: argparse.Namespace, backbone: Backbone, heads: Heads | None) -> list[ablations.Direction]:
     """Figure 1 on AR's pictures of the first captions."""
+    if heads is None:
+        raise ValueError(f"Figure 1 compares trained heads, and {backbone.name} has none: name a file with --heads.")
     texts = [text for text, _ in held_out_prompts(args.prompts)][: args.batch]
     pictures = draw(backbone, None, Contender(DecodeConfig("ar")), texts, _sampling(args, backbone), batch=args.batch)
     return ablations.measure_directions(backbone, heads, texts, pictures.tokens[0], _sampling(args, backbone))
@@ -275,6 +279,8 @@ def _backbone(args: argparse.Namespace) -> tuple[Backbone, Heads | None]:
         backbone = RandomBackbone(args.random_weights, device=args.device, dtype=args.dtype)
     else:
         backbone = load(args)
+    if isinstance(getattr(args, "heads", None), Path):
+        return backbone, load_heads(args.heads, backbone.fingerprint, device=backbone.device, dtype=backbone.dtype)
     return backbone, backbone.shipped_heads()
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 440, 64, 48, 40, 24
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 860, 460, 64, 48, 40, 104
 INK, MUTED, GRID = "#24292f", "#57606a", "#d8dee4"
-COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#9a6700", "#bf3989", "#57606a")
+COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#9a6700", "#bf3989", "#57606a", "#0a7ea4", "#e16f24")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def chart(
         parts += [_line(LEFT, y, WIDTH - RIGHT, y), _text(LEFT - 6, y + 4, f"{value:g}", "end")]
     if with_frontier:
         parts.append(_path(frontier(every), x_axis, y_axis, MUTED, "6 4"))
+    labels = _Labels()
     for number, each in enumerate(series):
         color = COLORS[number % len(COLORS)]
         if lines and len(each.points) > 1:
@@ -65,10 +66,9 @@ def chart(
             left, top = x_axis.at(x), y_axis.at(y)
             parts.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{color}"/>')
             if each.labels:
-                anchor, shift = ("end", -7) if left > WIDTH * 0.8 else ("start", 7)
-                parts.append(_text(left + shift, top - 5, each.labels[i], anchor, INK, 10))
+                parts.append(labels.place(left, top, each.labels[i]))
         if len(series) > 1:
-            parts.append(_text(WIDTH - RIGHT - 4, TOP + 14 + 15 * number, each.name, "end", color))
+            parts.append(_text(WIDTH - RIGHT + 12, TOP + 14 + 16 * number, each.name, "start", color))
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -98,6 +98,23 @@ class _Axis:
     def at(self, value: float) -> float:
         share = (self._scaled(value) - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
+
+
+class _Labels:
+    """Places names beside points where no other name is yet, as far as a few tries go."""
+
+    def __init__(self):
+        self._boxes: list[tuple[float, float, float]] = []  # left, right, baseline
+
+    def place(self, x: float, y: float, text: str) -> str:
+        width = 5.6 * len(text)
+        for shift in (-5, 14, -17, 26, -29, 38, -41):
+            left = x + 7 if x + 7 + width < WIDTH - RIGHT else x - 7 - width
+            box = left, left + width, y + shift
+            if not any(box[0] < b[1] and b[0] < box[1] and abs(box[2] - b[2]) < 11 for b in self._boxes):
+                break
+        self._boxes.append(box)
+        return _text(box[0], box[2], text, "start", INK, 10)
 
 
 def _path(points, x_axis: _Axis, y_axis: _Axis, color: str, dash: str = "") -> str:

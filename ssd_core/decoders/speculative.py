@@ -112,7 +112,7 @@ def speculate(
         begun = min(final)
         final = (starts + advance).clamp(max=grid.size).tolist()  # the one wait for the device per pass
         rows = range(begun // grid.stride, min((max(final) + count - 1) // grid.stride + 1, grid.rows))
-        yield session.event("window", rows, min(final) / grid.size, accepted=order < kept)
+        yield session.event("window", rows, min(final) / grid.size, accepted=order < kept, cells=cells)
 
 
 def _put(session: DecodingSession, cells: Tensor, tokens: Tensor | None, status: int, where: Tensor) -> None:

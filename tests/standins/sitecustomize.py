@@ -4,13 +4,14 @@ ComfyUI imports both at start and calls neither for the graphs that are tested h
 that one process, this file spares a download of several gigabytes.
 """
 
+import importlib.util
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MISSING = ("torchvision", "torchaudio")
-THEY_ASK = ("transformers", "huggingface_hub", "accelerate", "torch")  # and would believe that it is there
+find_spec = importlib.util.find_spec
 
 
 class StandIn(ModuleType):
@@ -32,9 +33,7 @@ class Finder(MetaPathFinder, Loader):
     """Finds the missing packages and everything below them."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname.partition(".")[0] not in MISSING or self._asked_by_a_library():
-            return None
-        return ModuleSpec(fullname, self, is_package=True)
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] in MISSING else None
 
     def create_module(self, spec):
         return StandIn(spec.name)
@@ -42,15 +41,11 @@ class Finder(MetaPathFinder, Loader):
     def exec_module(self, module) -> None:
         pass
 
-    @staticmethod
-    def _asked_by_a_library() -> bool:
-        frame = sys._getframe(2)
-        while frame is not None:
-            owner = frame.f_globals.get("__name__", "").partition(".")[0]
-            if owner not in ("importlib", "_frozen_importlib", "_frozen_importlib_external", "sitecustomize"):
-                return owner in THEY_ASK
-            frame = frame.f_back
-        return False
+
+def _honest(name: str, package: str | None = None):
+    """`importlib.util.find_spec`, by which transformers and others learn what they can use."""
+    return None if name.partition(".")[0] in MISSING else find_spec(name, package)
 
 
+importlib.util.find_spec = _honest
 sys.meta_path.append(Finder())
