@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from ..ssd_core.correction import SHARED_NOISE
 from ..ssd_core.decoders import DecodeConfig
+from ..ssd_core.generate import caption
 from ..ssd_core.pictures import sheet, to_pil
 from ..ssd_core.schedule import Schedule
 from . import schema as s
@@ -73,7 +74,7 @@ class SSDCompare(io.ComfyNode):
         configs = [replace(ssd, decoder="ar"), ssd] + ([replace(ssd, decoder="lossless")] if lossless else [])
         sampling = partial(settings.sampling_config, cfg=cfg, temperature=temperature, top_k=top_k, top_p=top_p)
         drawings = _draw_all(cls.hidden.unique_id, backbone, heads, prompt, seed, configs, sampling)
-        captions = [settings.caption(drawing.result, drawings[0].result) for drawing in drawings]
+        captions = [caption(drawing.result, drawings[0].result) for drawing in drawings]
         words = "\n\n".join(captions)
         comparison = _sheet(drawings, captions, len(drawings))
         return io.NodeOutput(drawings[0].image, drawings[1].image, comparison, words, ui={"ssd": [words]})
@@ -136,7 +137,7 @@ class SSDSweep(io.ComfyNode):
         sampling = partial(settings.sampling_config, cfg=cfg, temperature=temperature, top_k=top_k, top_p=top_p)
         drawings = _draw_all(cls.hidden.unique_id, backbone, heads, prompt, seed, configs, sampling)
         first = drawings[0].result if reference else None
-        captions = [settings.caption(drawing.result, first) for drawing in drawings]
+        captions = [caption(drawing.result, first) for drawing in drawings]
         columns = len(rounds) if not reference else min(4, len(drawings))
         words = "\n\n".join(captions)
         images = torch.cat([drawing.image for drawing in drawings])

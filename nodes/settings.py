@@ -100,16 +100,6 @@ def statistics(result: Result, grid: TokenGrid, kept_guesses: float | None = Non
     return "\n".join([*lines, f"{facts['sampling']}, {seeds}", f"{facts['backbone']}{heads}"])
 
 
-def caption(result: Result, reference: Result | None = None) -> str:
-    """The lines below a picture of a comparison: config, clock, and how it compares with the reference."""
-    lines = [str(result.config), f"{result.nfe} passes, {result.seconds:.2f} s"]
-    if reference is not None and reference is not result:
-        lines[1] += f" ({reference.nfe / result.nfe:.1f}x fewer, {reference.seconds / result.seconds:.1f}x faster)"
-        equal = (result.tokens == reference.tokens).float().mean().item()
-        lines.append(f"{equal:.0%} of the cells equal {reference.config.decoder.upper()}'s")
-    return "\n".join(lines)
-
-
 def families() -> list[str]:
     """The families that SSD Schedule has settings for."""
     return list(PRESETS)

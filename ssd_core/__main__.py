@@ -16,7 +16,7 @@ from .backbones import Backbone, load_backbone
 from .correction import ACCEPT_REJECT, RULES
 from .decoders import DECODERS, OPTIONS, SCHEDULED, DecodeConfig
 from .decoders.options import Options
-from .generate import Result, generate
+from .generate import Result, caption, generate
 from .heads import Heads, load_heads
 from .pictures import require_png, save_png, sheet, to_pil
 from .sampling import MAX_SEED, SamplingConfig
@@ -178,7 +178,7 @@ def _generate_sheet(args, backbone: Backbone, heads: Heads | None, config, sampl
     generate(backbone, [args.prompt], seeds, warm_up, sampling, grid=backbone.grid(args.width, args.height))
     results = [_run(args, backbone, heads, each, sampling, seeds) for each in configs]
     images = [to_pil(backbone.decode_image(result.tokens)[0]) for result in results]
-    captions = [_caption(result, results[0]) for result in results]
+    captions = [caption(result, results[0]) for result in results]
     facts = results[0].metadata(0) | {"decoder": "\n\n".join(captions)}
     del facts["nfe"], facts["seconds"]
     _write(sheet(images, captions, columns=3), args.out, facts)
@@ -266,24 +266,6 @@ def _run(args, backbone, heads, config: DecodeConfig, sampling: SamplingConfig, 
         + (f", kept per round {kept}" if kept else "")
     )
     return result
-
-
-def _caption(result: Result, reference: Result) -> str:
-    """Three lines under a picture: decoder, cost, and how it compares with AR."""
-    config = result.config
-    title = {
-        "ar": "AR",
-        "lossless": f"lossless, window {config.window}",
-        "ssd": f"SSD {config.schedule}, {config.rule}",
-    }
-    cost = f"{result.nfe} passes, {result.seconds:.2f} s"
-    if result is reference:
-        return f"{title[config.decoder]}\n{cost}\nseed {result.seeds[0]}"
-    ratios = f" ({reference.nfe / result.nfe:.1f}x, {reference.seconds / result.seconds:.1f}x)"
-    equal = (result.tokens == reference.tokens).float().mean().item()
-    kept = list(result.acceptance.values())
-    accepted = f", kept {kept[0]:.0%} to {kept[-1]:.0%}" if kept else ""
-    return f"{title[config.decoder]}\n{cost}{ratios}\n{equal:.0%} of cells equal AR's{accepted}"
 
 
 if __name__ == "__main__":

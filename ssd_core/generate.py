@@ -109,3 +109,18 @@ def summarize(
         seconds=session.seconds,
         acceptance={number: float(torch.cat(cells).float().mean()) for number, cells in sorted(kept.items())},
     )
+
+
+def caption(result: Result, reference: Result | None = None) -> str:
+    """The lines below a picture: what drew it, what it took, and how that compares with the reference's run."""
+    what = str(result.config).replace(" rule=", ", ")
+    took = f"{result.nfe} passes, {result.seconds:.2f} s"
+    if reference is None or reference is result:
+        return f"{what}\n{took}\nseed {result.seeds[0]}"
+    equal = (result.tokens == reference.tokens).float().mean().item()
+    kept = list(result.acceptance.values())
+    return (
+        f"{what}\n{took} ({reference.nfe / result.nfe:.1f}x, {reference.seconds / result.seconds:.1f}x)\n"
+        f"{equal:.0%} of the cells equal {reference.config.decoder.upper()}'s"
+        + (f", kept {kept[0]:.0%} to {kept[-1]:.0%}" if kept else "")
+    )
