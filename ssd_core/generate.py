@@ -82,15 +82,28 @@ def generate(
             kept[event.round].append(event.accepted.flatten())
         if on_event:
             on_event(event)
+    return summarize(session, config, heads, prompts, negatives, kept)
+
+
+def summarize(
+    session: DecodingSession,
+    config: DecodeConfig,
+    heads: Heads | None,
+    prompts: list[str],
+    negatives: list[str] | None,
+    kept: dict[int, list[Tensor]],
+) -> Result:
+    """The Result of a session that has decoded; kept: the `accepted` of its verify passes, by round."""
+    backbone = session.backbone
     return Result(
         backbone=f"{backbone.name} {backbone.fingerprint} {backbone.dtype} {backbone.device.type}",
         prompts=prompts,
         negatives=negatives,
-        seeds=seeds,
+        seeds=session.noise.seeds,
         config=config,
         sampling=session.sampling,
         trained_heads=heads is not None,
-        tokens=event.tokens.clone(),
+        tokens=session.cells(range(session.grid.rows)).clone(),
         nfe=session.nfe,
         planned_nfe=config.planned_nfe(session),
         seconds=session.seconds,

@@ -1,5 +1,6 @@
 """Pictures on disk: PNG files with facts about the run, captioned sheets of several pictures."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,10 +27,17 @@ def save_png(image: Image.Image, path: str | Path, facts: dict[str, str]) -> Pat
     """Writes a PNG, atomically, with each fact as a text field (UTF-8)."""
     path = Path(path)
     require_png(path)
+    return write_atomically(path, lambda temporary: temporary.write_bytes(png_bytes(image, facts)))
+
+
+def png_bytes(image: Image.Image, facts: dict[str, str]) -> bytes:
+    """A PNG file with each fact as a text field (UTF-8)."""
     info = PngInfo()
     for key, value in facts.items():
         info.add_itxt(key, value)
-    return write_atomically(path, lambda temporary: image.save(temporary, format="PNG", pnginfo=info))
+    file = io.BytesIO()
+    image.save(file, format="PNG", pnginfo=info)
+    return file.getvalue()
 
 
 def sheet(images: Sequence[Image.Image], captions: Sequence[str], *, columns: int, side: int = 288) -> Image.Image:

@@ -21,7 +21,8 @@ class DecodeEvent:
 
     phase: "prefill", "draft", "verify", "commit" or "window". rows: the rows it concerned. round: number
     of the verify pass since the block was drafted (None for other phases). accepted: bool [B, cells of
-    the pass], the tokens that the pass kept (None without a verify). nfe: passes so far; progress: 0..1;
+    the pass], the tokens that the pass kept (None without a verify); cells: int64 [B, cells of the pass],
+    their raster cells where those are not the open ones of `rows`. nfe: passes so far; progress: 0..1;
     seconds: the decoder's own time, without the listener's. tokens int64 and status uint8 are
     [B, rows, cols]; status is UNKNOWN, DRAFT or FINAL.
     """
@@ -35,6 +36,7 @@ class DecodeEvent:
     status: Tensor
     round: int | None = None
     accepted: Tensor | None = None
+    cells: Tensor | None = None
 
 
 class DecodingSession:

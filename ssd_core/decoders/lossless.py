@@ -56,7 +56,7 @@ def lossless(session: DecodingSession, heads: Heads, window: int, rule: str) -> 
         first, last = min(final), max(final) + count - 1
         final = reached.tolist()  # the one wait for the device per pass
         rows = range(first // grid.stride, min(last // grid.stride + 1, grid.rows))
-        yield session.event("window", rows, min(final) / grid.size, accepted=same)
+        yield session.event("window", rows, min(final) / grid.size, accepted=same, cells=cells)
 
 
 def _draft(
