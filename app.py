@@ -34,8 +34,8 @@ NUMBER_LABELS = {"b": "b: rounds per block", "i": "i: incremental rounds", "k_h"
 
 INTRO = """
 <h1>AR against SSD, row by row</h1>
-<p>One sentence, drawn twice on this machine: on the left token by token, on the right by Spatially Speculative
-Decoding. Whoever is behind on its own clock moves next, so you see both at matched time.</p>
+<p>One sentence, drawn twice: token by token on the left, by Spatially Speculative Decoding on the right.
+Whoever is behind on its own clock moves next.</p>
 """
 
 API_HELP = """
@@ -50,35 +50,15 @@ image, metrics = Client("{url}").predict("a fox on snow", 7, "balanced", api_nam
 ```
 
 `prompt` text, `seed` 0 to {seed}, `speed` one of {speeds}. `image` is the path of a PNG whose text fields hold the
-settings; `metrics` has the passes, the decoder's seconds (without pixels) and the share of drafts that each verify round
-kept. While it runs, `submit` yields the place in line and the progress.
+settings; `metrics` has the passes, the decoder's seconds (without pixels) and the share of drafts that each verify
+round kept. While it runs, `submit` yields the place in line and the progress.
 """
 
 
-class RaceView(gr.HTML):
-    """Two canvases with clocks, and the replay of what happened on them."""
-
-
-class CompareView(gr.HTML):
-    """Two pictures under one slider, downloads, the link."""
-
-
-class InsideView(gr.HTML):
-    """Which draft was replaced in which round."""
-
-
-class SweepView(gr.HTML):
-    """A contact sheet that grows, and its curve."""
-
-
-class SpeedSlider(gr.HTML):
-    """A slider of named stops; its value is {"speed": name, "stops": [...], "note": text}."""
-
-
-def view(kind: type[gr.HTML], name: str, value: dict | None, elem_id: str) -> gr.HTML:
+def view(name: str, value: dict | None, elem_id: str) -> gr.HTML:
     """A view whose markup and script are package data. Its markup never changes: scripts draw into it."""
     script = (VIEWS / "common.js").read_text(encoding="utf-8") + (VIEWS / f"{name}.js").read_text(encoding="utf-8")
-    return kind(
+    return gr.HTML(
         value,
         html_template=(VIEWS / f"{name}.html").read_text(encoding="utf-8"),
         js_on_load=script,
@@ -117,7 +97,7 @@ class Page:
             )
             self.go = gr.Button("Race", variant="primary", scale=1, min_width=90, elem_id="go")
             self.halt = gr.Button("Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="halt")
-        self.fields["speed"] = view(SpeedSlider, "speed", self._speed("balanced"), "speed")
+        self.fields["speed"] = view("speed", self._speed("balanced"), "speed")
         self.fields["seed"] = gr.Number(
             form["seed"], label="Seed", precision=0, minimum=0, maximum=MAX_SEED, render=False, elem_id="seed"
         )
@@ -133,13 +113,13 @@ class Page:
         with gr.Tabs(elem_id="tabs") as self.tabs:
             with gr.Tab("Race", id="race"):
                 hello = first and first | {"status": "A recorded race. Press Race for a live one on this machine."}
-                self.race_view = view(RaceView, "race", hello, "race")
+                self.race_view = view("race", hello, "race")
                 with gr.Accordion("Advanced", open=False, elem_id="advanced"):
                     self._lay_out_advanced(form)
             with gr.Tab("Compare", id="compare"):
-                self.compare_view = view(CompareView, "compare", first, "compare")
+                self.compare_view = view("compare", first, "compare")
             with gr.Tab("Inside", id="inside"):
-                self.inside_view = view(InsideView, "inside", first, "inside")
+                self.inside_view = view("inside", first, "inside")
             with gr.Tab("Sweep", id="sweep"):
                 with gr.Row(equal_height=True):
                     self.sweep_rows = gr.CheckboxGroup(
@@ -157,12 +137,12 @@ class Page:
                     self.sweep_halt = gr.Button(
                         "Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="sweep-halt"
                     )
-                self.sweep_view = view(SweepView, "sweep", None, "sweep")
+                self.sweep_view = view("sweep", None, "sweep")
             with gr.Tab("Gallery", id="gallery"):
                 self.choice = gr.Radio(
                     list(self.gallery), value=next(iter(self.gallery), None), label="Recorded races", elem_id="choice"
                 )
-                self.gallery_view = view(RaceView, "race", first, "gallery")
+                self.gallery_view = view("race", first, "gallery")
             with gr.Tab("Model", id="model"):
                 self.facts = gr.Markdown(self._facts(), elem_id="facts")
                 with gr.Row(equal_height=True):

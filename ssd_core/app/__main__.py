@@ -10,7 +10,7 @@ from ..__main__ import add_model_options
 from ..schedule import SPEEDS
 from . import recordings
 from .runs import completed, new_race, run_race
-from .settings import default_form, settings_of
+from .settings import default_form, settings_of, to_query
 from .studio import SHIPPED, Studio
 
 
@@ -61,10 +61,11 @@ def race_to_file(studio: Studio, prompt: str, seed: int, speed: str, path: Path)
     """Runs a race and writes its recording; the recording."""
     model = studio.model()
     form = default_form(model.backbone.family, model.backbone.defaults)
-    settings = settings_of(form | {"prompt": prompt, "seed": seed, "speed": speed}, model.backbone.family)
+    wanted = form | {"prompt": prompt, "seed": seed, "speed": speed}
+    settings = settings_of(wanted, model.backbone.family)
     race = new_race(model, settings)
     run_race(race, threading.Event())
-    run = completed(race, model, settings, "webp")
+    run = completed(race, model, settings, "webp") | {"link": to_query(wanted, form)}
     recordings.save(run, path)
     print(f"{path}: {run['verdict']}")
     return run

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..backbones import Backbone
-from ..decoders import DecodeConfig, decode
+from ..decoders import DECODERS, DecodeConfig, decode
 from ..generate import Result, summarize
 from ..heads import Heads
 from ..pictures import to_pil
@@ -34,6 +34,16 @@ def title(config: DecodeConfig) -> str:
         return name
     schedule = config.schedule
     return f"{name} r={schedule.b}" if schedule.k_v == 1 else f"{name} b={schedule.b} i={schedule.i} k_v={schedule.k_v}"
+
+
+def detail(config: DecodeConfig) -> str:
+    """Its knobs, or what it is if it has none."""
+    return str(config).removeprefix(config.decoder).strip() or DECODERS[config.decoder].partition(":")[0]
+
+
+def percent(share: float) -> str:
+    """0.184 -> "18 %"."""
+    return f"{100 * share:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -198,14 +208,14 @@ class Race:
         """One line: who needed what, how far the slower one was when the faster one finished, how equal they are."""
         fast, slow = sorted(self.lanes, key=lambda lane: lane.seconds)
         if not self.finished:
-            drawn = ((lane.title, lane.drawn_at(lane.seconds), lane.seconds) for lane in self.lanes)
             return "Stopped: " + ", ".join(
-                f"{name} had drawn {share:.0%} in {time:.1f} s" for name, share, time in drawn
+                f"{lane.title} had drawn {percent(lane.drawn_at(lane.seconds))} in {lane.seconds:.1f} s"
+                for lane in self.lanes
             )
         return (
             f"{fast.title} {fast.seconds:.1f} s, {slow.title} {slow.seconds:.1f} s: "
             f"{slow.seconds / fast.seconds:.1f}x; when {fast.title} finished, {slow.title} had drawn "
-            f"{slow.drawn_at(fast.seconds):.0%}; {self.equal:.0%} of cells equal"
+            f"{percent(slow.drawn_at(fast.seconds))}; {percent(self.equal)} of cells equal"
         )
 
 
@@ -276,9 +286,8 @@ def _heading(lane: Lane) -> dict:
     now = lane.snapshot
     return {
         "title": lane.title,
-        "detail": str(lane.config),
+        "detail": detail(lane.config),
         "passes": now.passes,
-        "planned": lane.config.planned_nfe(lane.session),
         "seconds": round(now.seconds, 4),
         "drawn": now.final,
         "cells": len(now.status),

@@ -65,7 +65,7 @@ def animate(run: dict, path: Path, *, per_second: int = 10, hold: float = 2.5) -
     frames = [_frame(run, moment / per_second) for moment in range(math.ceil(end * per_second))]
     frames.append(_frame(run, end))
     durations = [1000 // per_second] * (len(frames) - 1) + [round(1000 * hold)]
-    options = {"quality": 70, "method": 6, "minimize_size": True} if path.suffix.lower() == ".webp" else {}
+    options = {"quality": 70, "method": 4} if path.suffix.lower() == ".webp" else {}
     if not options:
         frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in frames]
     return write_atomically(

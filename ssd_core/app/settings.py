@@ -1,6 +1,6 @@
 """What a run is asked to do, as a form of plain values: the fields of the page and the parameters of a link."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from urllib.parse import urlencode
 
 from ..decoders import DecodeConfig
@@ -67,7 +67,7 @@ def settings_of(form: dict, family: str) -> Settings:
         raise ValueError('There is no prompt yet: write what to draw, such as "a fox on snow".')
     left, right = (config_of({name: form[f"{side}_{name}"] for name in KNOBS}) for side in ("left", "right"))
     if form["speed"] != CUSTOM:
-        right = right.at_speed(form["speed"], family)
+        right = replace(right, schedule=DecodeConfig.preset(family).schedule).at_speed(form["speed"], family)
     images = _number(form["images"], "images")
     if images not in BATCHES:
         raise ValueError(f"A race draws {', '.join(map(str, BATCHES[:-1]))} or {BATCHES[-1]} pictures, got {images}.")

@@ -76,7 +76,7 @@ function show() {
             .map(([name, count, color]) => {
                 const item = document.createElement("li"), swatch = document.createElement("i");
                 swatch.style.background = color;
-                item.append(swatch, name + " \u2013 " + percent(count / map.length));
+                item.append(swatch, name + ": " + (count === 1 ? "1 cell" : percent(count / map.length)));
                 return item;
             }),
     );

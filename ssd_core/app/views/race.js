@@ -18,7 +18,7 @@ function heading(side, lane) {
 
 function numbers(side, lane, seconds, passes, drawn, over) {
     side.text("seconds", seconds.toFixed(seconds < 10 ? 2 : 1));
-    side.text("passes", passes + (lane.planned && !over ? " / " + lane.planned : ""));
+    side.text("passes", passes);
     side.text("drawn", drawn + " (" + percent(drawn / lane.cells) + ")");
     side.bar.style.width = percent(drawn / lane.cells).replace(" ", "");
     side.lane.dataset.drawn = drawn;
