@@ -57,14 +57,17 @@ _SIDE, _MARGIN, _TEXT = 288, 16, 14
 _INK, _FAINT, _RAIL, _ACCENT = "#1f2430", "#6b7280", "#e5e7eb", "#4f46e5"
 
 
-def animate(run: dict, path: Path, *, per_second: int = 10, hold: float = 2.5) -> Path:
-    """Writes a race as an animated WebP or GIF at its true speed, then the verdict for `hold` seconds."""
+def animate(run: dict, path: Path, *, per_second: int = 10, longest: float = 6.0, hold: float = 2.5) -> Path:
+    """Writes a race as an animated WebP or GIF, then its verdict for `hold` seconds.
+
+    It plays in real time, or, if that took more than `longest` seconds, both sides equally faster.
+    """
     if path.suffix.lower() not in (".webp", ".gif"):
         raise ValueError(f'{path}: an animation is written as WebP or GIF; name it "….webp" or "….gif".')
     end = max(lane["seconds"] for lane in run["lanes"])
-    frames = [_frame(run, moment / per_second) for moment in range(math.ceil(end * per_second))]
-    frames.append(_frame(run, end))
-    durations = [1000 // per_second] * (len(frames) - 1) + [round(1000 * hold)]
+    count = math.ceil(min(end, longest) * per_second)
+    frames = [_frame(run, end * i / count) for i in range(count + 1)]
+    durations = [1000 // per_second] * count + [round(1000 * hold)]
     options = {"quality": 70, "method": 4} if path.suffix.lower() == ".webp" else {}
     if not options:
         frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in frames]
