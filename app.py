@@ -30,7 +30,7 @@ from ssd_core.schedule import SPEEDS
 ROOT = Path(__file__).parent
 VIEWS = ROOT / "ssd_core" / "app" / "views"
 VISITORS = 32  # handlers that may wait at once; one of them decodes
-NUMBER_LABELS = {"b": "b: rounds per block", "i": "i: incremental rounds", "k_h": "k_h: columns", "k_v": "k_v: rows"}
+NUMBER_LABELS = {"b": "Rounds b", "i": "Rounds i", "k_h": "Columns k_h", "k_v": "Rows k_v"}
 
 INTRO = """
 <h1>AR against SSD, row by row</h1>
@@ -85,7 +85,7 @@ class Page:
         first = next(iter(self.gallery.values()), None)
         self.fields: dict[str, gr.Component] = {}
         gr.HTML(INTRO, elem_classes="ssd-intro", apply_default_css=False)
-        with gr.Row(equal_height=True, elem_classes="ssd-ask"):
+        with gr.Row(equal_height=True, elem_classes="ssd-row"):
             self.fields["prompt"] = gr.Textbox(
                 label="Prompt",
                 placeholder="a panda left of a sunflower",
@@ -95,8 +95,10 @@ class Page:
                 min_width=240,
                 elem_id="prompt",
             )
-            self.go = gr.Button("Race", variant="primary", scale=1, min_width=90, elem_id="go")
-            self.halt = gr.Button("Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="halt")
+            self.go = gr.Button("Race", variant="primary", scale=1, min_width=90, elem_id="go", elem_classes="ssd-act")
+            self.halt = gr.Button(
+                "Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="halt", elem_classes="ssd-act"
+            )
         self.fields["speed"] = view("speed", self._speed("balanced"), "speed")
         self.fields["seed"] = gr.Number(
             form["seed"], label="Seed", precision=0, minimum=0, maximum=MAX_SEED, render=False, elem_id="seed"
@@ -110,7 +112,7 @@ class Page:
             elem_id="examples",
             api_visibility="private",
         )
-        with gr.Tabs(elem_id="tabs") as self.tabs:
+        with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as self.tabs:
             with gr.Tab("Race", id="race"):
                 hello = first and first | {"status": "A recorded race. Press Race for a live one on this machine."}
                 self.race_view = view("race", hello, "race")
@@ -121,7 +123,7 @@ class Page:
             with gr.Tab("Inside", id="inside"):
                 self.inside_view = view("inside", first, "inside")
             with gr.Tab("Sweep", id="sweep"):
-                with gr.Row(equal_height=True):
+                with gr.Row(equal_height=True, elem_classes="ssd-row"):
                     self.sweep_rows = gr.CheckboxGroup(
                         [1, 2, 3], value=[1], label="k_v: rows drafted at once", scale=2, min_width=200
                     )
@@ -133,9 +135,17 @@ class Page:
                         scale=3,
                         min_width=240,
                     )
-                    self.sweep_go = gr.Button("Sweep", variant="primary", scale=1, min_width=90, elem_id="sweep-go")
+                    self.sweep_go = gr.Button(
+                        "Sweep", variant="primary", scale=1, min_width=90, elem_id="sweep-go", elem_classes="ssd-act"
+                    )
                     self.sweep_halt = gr.Button(
-                        "Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="sweep-halt"
+                        "Stop",
+                        variant="stop",
+                        scale=1,
+                        min_width=90,
+                        interactive=False,
+                        elem_id="sweep-halt",
+                        elem_classes="ssd-act",
                     )
                 self.sweep_view = view("sweep", None, "sweep")
             with gr.Tab("Gallery", id="gallery"):
@@ -145,14 +155,14 @@ class Page:
                 self.gallery_view = view("race", first, "gallery")
             with gr.Tab("Model", id="model"):
                 self.facts = gr.Markdown(self._facts(), elem_id="facts")
-                with gr.Row(equal_height=True):
+                with gr.Row(equal_height=True, elem_classes="ssd-row"):
                     self.backbone = gr.Dropdown(
                         self.studio.backbones(), value=self.studio.name, label="Backbone on this machine", scale=3
                     )
                     self.heads = gr.Dropdown(
                         self.studio.heads_files(), value=self.studio.heads, label="Drafting heads", scale=3
                     )
-                    self.load = gr.Button("Load", scale=1, min_width=90, elem_id="load")
+                    self.load = gr.Button("Load", scale=1, min_width=90, elem_id="load", elem_classes="ssd-act")
             with gr.Tab("API", id="api"):
                 self.api_help = gr.Markdown(self._api_help("http://127.0.0.1:7860/"))
         self._lay_out_api()
