@@ -67,6 +67,19 @@ def view(name: str, value: dict | None, elem_id: str) -> gr.HTML:
     )
 
 
+def button(text: str, elem_id: str, variant: str) -> gr.Button:
+    """A button beside fields; one that stops something starts disabled."""
+    return gr.Button(
+        text,
+        variant=variant,
+        interactive=variant != "stop",
+        scale=1,
+        min_width=90,
+        elem_id=elem_id,
+        elem_classes="ssd-act",
+    )
+
+
 class Page:
     """The page and its handlers. They translate: what happens is in ssd_core.app."""
 
@@ -95,10 +108,8 @@ class Page:
                 min_width=240,
                 elem_id="prompt",
             )
-            self.go = gr.Button("Race", variant="primary", scale=1, min_width=90, elem_id="go", elem_classes="ssd-act")
-            self.halt = gr.Button(
-                "Stop", variant="stop", scale=1, min_width=90, interactive=False, elem_id="halt", elem_classes="ssd-act"
-            )
+            self.go = button("Race", "go", "primary")
+            self.halt = button("Stop", "halt", "stop")
         self.fields["speed"] = view("speed", self._speed("balanced"), "speed")
         self.fields["seed"] = gr.Number(
             form["seed"], label="Seed", precision=0, minimum=0, maximum=MAX_SEED, render=False, elem_id="seed"
@@ -135,18 +146,8 @@ class Page:
                         scale=3,
                         min_width=240,
                     )
-                    self.sweep_go = gr.Button(
-                        "Sweep", variant="primary", scale=1, min_width=90, elem_id="sweep-go", elem_classes="ssd-act"
-                    )
-                    self.sweep_halt = gr.Button(
-                        "Stop",
-                        variant="stop",
-                        scale=1,
-                        min_width=90,
-                        interactive=False,
-                        elem_id="sweep-halt",
-                        elem_classes="ssd-act",
-                    )
+                    self.sweep_go = button("Sweep", "sweep-go", "primary")
+                    self.sweep_halt = button("Stop", "sweep-halt", "stop")
                 self.sweep_view = view("sweep", None, "sweep")
             with gr.Tab("Gallery", id="gallery"):
                 self.choice = gr.Radio(
@@ -162,7 +163,7 @@ class Page:
                     self.heads = gr.Dropdown(
                         self.studio.heads_files(), value=self.studio.heads, label="Drafting heads", scale=3
                     )
-                    self.load = gr.Button("Load", scale=1, min_width=90, elem_id="load", elem_classes="ssd-act")
+                    self.load = button("Load", "load", "secondary")
             with gr.Tab("API", id="api"):
                 self.api_help = gr.Markdown(self._api_help("http://127.0.0.1:7860/"))
         self._lay_out_api()
