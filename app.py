@@ -30,7 +30,7 @@ from ssd_core.schedule import SPEEDS
 ROOT = Path(__file__).parent
 VIEWS = ROOT / "ssd_core" / "app" / "views"
 VISITORS = 32  # handlers that may wait at once; one of them decodes
-NUMBER_LABELS = {"b": "Rounds b", "i": "Rounds i", "k_h": "Columns k_h", "k_v": "Rows k_v"}
+NUMBER_LABELS = {"b": "Rounds b", "i": "Rounds i"}
 
 INTRO = """
 <h1>AR against SSD, row by row</h1>
@@ -105,7 +105,7 @@ class Page:
                 max_length=400,
                 autofocus=True,
                 scale=8,
-                min_width=240,
+                min_width=300,
                 elem_id="prompt",
             )
             self.go = button("Race", "go", "primary")
@@ -195,7 +195,7 @@ class Page:
                 low = int(name.startswith("k_"))
                 label = NUMBER_LABELS.get(name, name)
                 self.fields[f"{side}_{name}"] = gr.Number(
-                    value(name), label=label, precision=0, minimum=low, maximum=64, min_width=100
+                    value(name), label=label, precision=0, minimum=low, maximum=64, min_width=60
                 )
         with gr.Row():
             self.fields[f"{side}_rule"] = gr.Dropdown(list(RULES), value=value("rule"), label="Update rule")
