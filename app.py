@@ -154,7 +154,7 @@ class Page:
                     list(self.gallery), value=next(iter(self.gallery), None), label="Recorded races", elem_id="choice"
                 )
                 self.gallery_view = view("race", first, "gallery")
-            with gr.Tab("Model", id="model"):
+            with gr.Tab("Model", id="model") as self.model_tab:
                 self.facts = gr.Markdown(self._facts(), elem_id="facts")
                 with gr.Row(equal_height=True, elem_classes="ssd-row"):
                     self.backbone = gr.Dropdown(
@@ -266,6 +266,7 @@ class Page:
             trigger_mode="always_last",
             **quiet,
         )
+        self.model_tab.select(self._facts, None, self.facts, queue=False, **quiet)
         self.choice.change(self.gallery.get, self.choice, self.gallery_view, queue=False, **quiet)
         self.load.click(
             self.load_model,
@@ -475,7 +476,8 @@ class Page:
     def _seed_and_clock(self, run: dict) -> str:
         pixels = max((lane.get("pixels", 0) for lane in run["lanes"]), default=0)
         apart = f", pixels apart ({pixels:.2f} s)" if pixels else ""
-        return f"Seed {run['seed']}. Seconds are the decoder's own: prompt and tokens{apart}."
+        notice = self.studio.current.notice
+        return f"Seed {run['seed']}. Seconds are the decoder's own: prompt and tokens{apart}. {notice}"
 
     def _planned(self, config: DecodeConfig) -> str:
         if config.decoder == "ssd":
@@ -556,6 +558,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     page.demo.queue(max_size=VISITORS)
     try:
         page.demo.launch(server_name=args.host, server_port=args.port, share=args.share, **launch_options())
+    except OSError as error:  # the port is taken
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     finally:
         page.turnstile.stop_all()
     return 0

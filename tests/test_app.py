@@ -165,7 +165,7 @@ def test_the_slider_fills_the_fields_and_the_fields_turn_the_slider_to_custom(pa
     assert "r = 2 (b = 2, i = 0, k_v = 1), 80 passes instead of 576" in stops[2]["detail"]
     assert page.speed_chosen({"speed": "quality"}) == ["ssd", 4, 0, 5, 1]
     assert page.speed_chosen({"speed": "lossless"})[0] == "lossless"
-    knobs = settings.knobs_of(settings.config_of(settings.knobs_of(app.DecodeConfig())) | {"b": 7})
+    knobs = settings.knobs_of(app.DecodeConfig()) | {"b": 7}
     custom = page.set_by_hand(*knobs.values())
     assert custom["speed"] == "custom"
     assert custom["note"] == "Custom: ssd b=7 i=0 k_h=5 k_v=1 rule=accept-reject, 195 passes"

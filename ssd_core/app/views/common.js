@@ -4,6 +4,11 @@ const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeA
 const percent = (share) => (100 * share).toFixed(0) + " %";
 const find = (root, name) => root.querySelector(".ssd-" + name);
 
+/* The same text again would be read aloud again. */
+function write(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+}
+
 /* Cells of a canvas: nothing where unknown, a dot on a faint ground for a draft, a full square when final. */
 function paint(canvas, rows, cols, rgb, state) {
     const side = Math.max(4, Math.round(480 / cols));

@@ -4,7 +4,7 @@ const sides = [...root.querySelectorAll(".ssd-lane")].map((lane) => ({
     canvas: lane.querySelector("canvas"),
     pictures: find(lane, "pictures"),
     bar: lane.querySelector(".ssd-bar i"),
-    text: (name, value) => (find(lane, name).textContent = value),
+    text: (name, value) => write(find(lane, name), String(value)),
 }));
 const [play, seek, mark, clock] = ["play", "seek", "mark", "clock"].map((name) => find(root, name));
 const rate = root.querySelector("select");
@@ -106,13 +106,13 @@ function clear() {
 
 function show() {
     const value = props.value || {};
-    find(root, "status").textContent = value.status || "";
+    write(find(root, "status"), value.status || "");
     root.dataset.notice = value.lanes ? "" : value.mode;
     if (value.mode === "waiting") clear();
     if (value.lanes || value.mode === "waiting") root.dataset.mode = value.mode;
     if (!value.lanes) return; // a message: what is on the canvases stays
     run = value;
-    find(root, "verdict").textContent = run.verdict || "";
+    write(find(root, "verdict"), run.verdict || "");
     playing = false;
     if (run.mode === "live") live();
     else load();

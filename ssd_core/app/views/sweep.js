@@ -42,7 +42,7 @@ function curve(all) {
 
 function show() {
     const value = props.value || {};
-    if (value.status) find(root, "status").textContent = value.status;
+    if (value.status) write(find(root, "status"), value.status);
     root.dataset.mode = value.mode || "empty";
     if (!value.cards) {
         svg.parentNode.hidden = !cards.children.length;
@@ -51,6 +51,11 @@ function show() {
     }
     find(root, "bar").hidden = value.mode !== "live";
     root.querySelector(".ssd-bar i").style.width = 100 * value.progress + "%";
+    const save = find(root, "save");
+    save.hidden = !value.sheet;
+    if (value.sheet) Object.assign(save, { href: value.sheet, download: value.file });
+    if (cards.children.length === value.cards.length && cards.children.length) return;
+    root.dataset.cards = value.cards.length;
     cards.replaceChildren(
         ...value.cards.map((card) => {
             const figure = document.createElement("figure"), caption = document.createElement("figcaption");
@@ -61,11 +66,7 @@ function show() {
             return figure;
         }),
     );
-    root.dataset.cards = value.cards.length;
     curve(value.cards);
-    const save = find(root, "save");
-    save.hidden = !value.sheet;
-    if (value.sheet) Object.assign(save, { href: value.sheet, download: value.file });
 }
 
 watch("value", show);
