@@ -1,5 +1,6 @@
 const root = find(element, "sweep"), cards = find(root, "cards"), svg = root.querySelector("svg");
 const DASHES = ["", "6 4", "2 4"];
+let shown = "";
 
 function make(name, attributes, text) {
     const node = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -54,7 +55,9 @@ function show() {
     const save = find(root, "save");
     save.hidden = !value.sheet;
     if (value.sheet) Object.assign(save, { href: value.sheet, download: value.file });
-    if (cards.children.length === value.cards.length && cards.children.length) return;
+    const now = JSON.stringify(value.cards.map((card) => card.lines));
+    if (now === shown) return;
+    shown = now;
     root.dataset.cards = value.cards.length;
     cards.replaceChildren(
         ...value.cards.map((card) => {
