@@ -165,7 +165,7 @@ class Page:
                     )
                     self.load = button("Load", "load", "secondary")
             with gr.Tab("API", id="api"):
-                self.api_help = gr.Markdown(self._api_help("http://127.0.0.1:7860/"))
+                self.api_help = gr.Markdown(self._api_help("http://127.0.0.1:7860/"), elem_id="api-help")
         self._lay_out_api()
 
     def _lay_out_advanced(self, form: dict) -> None:
@@ -526,7 +526,7 @@ def launch_options() -> dict:
         "theme": gr.themes.Default(
             primary_hue="indigo", neutral_hue="slate", font=font, font_mono=("ui-monospace", "monospace")
         ),
-        "css": (VIEWS / "page.css").read_text(encoding="utf-8"),
+        "head": f"<style>{(VIEWS / 'page.css').read_text(encoding='utf-8')}</style>",
         "footer_links": ["api", "settings"],
         "run_history": False,
         "ssr_mode": False,

@@ -16,6 +16,7 @@ from ssd_core.app.studio import Studio
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: apt-get install chromium)")
 LONG = 120_000  # milliseconds: a race on a slow and busy machine
+expect.set_options(timeout=LONG / 4)
 
 
 @pytest.fixture(scope="module")
