@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("gradio")
 pytest.importorskip("playwright")
 
+from paced import paced_studio
 from playwright.sync_api import expect, sync_playwright
 
 import app
-from ssd_core.app.studio import Studio
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: apt-get install chromium)")
@@ -21,7 +21,7 @@ expect.set_options(timeout=LONG / 4)
 
 @pytest.fixture(scope="module")
 def url():
-    page = app.Page(Studio())
+    page = app.Page(paced_studio(0.006))
     page.demo.queue(max_size=app.VISITORS)
     _, url, _ = page.demo.launch(prevent_thread_lock=True, quiet=True, **app.launch_options())
     yield url
