@@ -380,7 +380,7 @@ class Page:
 
     def stop(self, request: gr.Request) -> None:
         """Asks this visitor's runs to end after their present step."""
-        for event in list(self.stops[request.session_hash]):
+        for event in list(self.stops.get(request.session_hash, ())):
             event.set()
 
     def speed_chosen(self, value: dict) -> list:

@@ -16,7 +16,6 @@ from comfy_api.latest import io
 from safetensors import safe_open
 
 from ..ssd_core.decoders import DecodeConfig
-from ..ssd_core.sampling import MAX_SEED
 from ..ssd_core.training.__main__ import scene_captions
 from ..ssd_core.training.captioned import captioned_pictures, encode_corpus
 from ..ssd_core.training.corpus import Corpus, draw_corpus, load_corpus
@@ -67,7 +66,7 @@ class TrainSSDHeads(io.ComfyNode):
                     round=1e-7,
                     **text.input("learning_rate"),
                 ),
-                s.advanced(number("seed", default=0, min=0, max=MAX_SEED, **text.input("seed"))),
+                s.seed(text, 0),
                 io.String.Input("run", default="first run", **text.input("run")),
             ],
             [

@@ -1,7 +1,7 @@
 """Makes the thumbnails of the workflows and the README's screenshot of ComfyUI: python tests/make_pictures.py
 
-Workflows that run with the builtin model get what they draw; the others, whose checkpoints have gigabytes,
-get the picture of their graph. Needs ComfyUI (get_comfyui.py), Chromium and playwright.
+The first three workflows get what they draw; the others, which need gigabytes or many minutes, the
+picture of their graph. Needs ComfyUI (get_comfyui.py), Chromium and playwright.
 """
 
 import io
@@ -14,8 +14,7 @@ import comfyui_host as host
 from PIL import Image
 
 SCREENSHOT = host.ROOT / ".github" / "images" / "comfyui.png"
-SHOWN = {"1-text-to-image": "SaveImage", "2-ar-against-ssd": "SaveImage", "3-speed-sweep": "SaveImage"}
-SHOWN["7-train-heads"] = "PreviewImage"
+DRAWN = ("1-text-to-image", "2-ar-against-ssd", "3-speed-sweep")
 THUMBNAIL = 512, 320
 BACKGROUND = (24, 24, 28)
 
@@ -24,17 +23,21 @@ def main() -> None:
     """Runs the workflows once and writes all pictures."""
     if host.missing():
         sys.exit(host.missing())
+    workflows = sorted((host.ROOT / "workflows").glob("*.json"))
     with tempfile.TemporaryDirectory() as folder:
         server = host.Server(Path(folder) / "base")
         try:
-            for path in sorted((host.ROOT / "workflows").glob("*.json")):
-                picture = drawn(server, path.stem) if path.stem in SHOWN else graph(server, path.stem)
-                thumbnail(picture).save(path.with_suffix(".jpg"), quality=85, optimize=True)
-                print(f"wrote {path.with_suffix('.jpg')}")
-            screenshot(server).save(SCREENSHOT, optimize=True)
-            print(f"wrote {SCREENSHOT}")
+            pictures = {path: drawn(server, path.stem) for path in workflows if path.stem in DRAWN}
+            with browser.frontend(server) as (page, _):
+                pictures |= {path: graph(page, path.stem) for path in workflows if path.stem not in DRAWN}
+                shot = screenshot(page)
         finally:
             server.stop()
+    for path, picture in pictures.items():
+        thumbnail(picture).save(path.with_suffix(".jpg"), quality=85, optimize=True)
+        print(f"wrote {path.with_suffix('.jpg')}")
+    shot.save(SCREENSHOT, optimize=True)
+    print(f"wrote {SCREENSHOT}")
 
 
 def drawn(server: host.Server, name: str) -> Image.Image:
@@ -45,27 +48,30 @@ def drawn(server: host.Server, name: str) -> Image.Image:
     client.close()
     if run.error:
         sys.exit(f"{name}: {run.error}")
-    node = next(id for id, node in prompt.items() if node["class_type"] == SHOWN[name])
+    node = next(id for id, node in prompt.items() if node["class_type"] == "SaveImage")
     image = run.output(node)["images"][0]
     return Image.open(server.base / image["type"] / image["filename"]).convert("RGB")
 
 
-def graph(server: host.Server, name: str) -> Image.Image:
+def graph(page: browser.Page, name: str) -> Image.Image:
     """The graph of a workflow."""
-    with browser.frontend(server) as (page, _):
-        browser.open_workflow(page, host.load_workflow(name))
-        page.wait_for_timeout(1000)
-        return Image.open(io.BytesIO(page.screenshot())).convert("RGB").crop((90, 60, 1600, 1000))
+    browser.open_workflow(page, host.load_workflow(name))
+    page.wait_for_timeout(1000)
+    return photograph(page).crop((90, 110, browser.SIZE["width"], browser.SIZE["height"]))
 
 
-def screenshot(server: host.Server) -> Image.Image:
+def screenshot(page: browser.Page) -> Image.Image:
     """The first workflow after a run."""
-    with browser.frontend(server) as (page, _):
-        browser.open_workflow(page, host.load_workflow("1-text-to-image"))
-        browser.run(page)
-        browser.wait_for_panel(page, "SSDSampler", "passes (planned")
-        page.wait_for_timeout(1500)
-        return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    browser.open_workflow(page, host.load_workflow("1-text-to-image"))
+    browser.run(page)
+    browser.wait_for_panel(page, "SSDSampler", "passes (planned")
+    page.wait_for_timeout(1500)
+    return photograph(page)
+
+
+def photograph(page: browser.Page) -> Image.Image:
+    """What the page shows."""
+    return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
 
 
 def thumbnail(picture: Image.Image) -> Image.Image:

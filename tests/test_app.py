@@ -9,6 +9,7 @@ pytest.importorskip("gradio")
 import gradio as gr
 from gradio_client import Client
 from gradio_client.exceptions import AppError
+from paced import paced_studio
 from PIL import Image
 
 import app
@@ -27,7 +28,7 @@ class Visitor:
 
 @pytest.fixture(scope="module")
 def page():
-    page = app.Page(Studio())
+    page = app.Page(paced_studio(0.002))
     yield page
     page.turnstile.stop_all()
 
@@ -70,9 +71,13 @@ def test_a_race_from_the_first_frame_to_the_verdict(page):
     assert not page.stops
 
 
-def test_lossless_is_the_picture_of_ar(page):
+def test_lossless_is_the_picture_of_ar_also_with_the_builtin_model():
+    page = app.Page(Studio())
     *_, last = page.race(Visitor("a"), *values(page, speed="lossless"))
-    assert last[page.race_view]["verdict"].endswith("100 % of cells equal")
+    run = last[page.race_view]
+    assert run["verdict"].endswith("100 % of cells equal")
+    assert run["lanes"][1]["passes"] < run["lanes"][0]["passes"]
+    assert "heads" not in run["status"]
 
 
 @pytest.mark.parametrize("left", [name for name in DECODERS if name != "ssd"])
@@ -184,7 +189,8 @@ def test_a_link_fills_the_page(page):
     assert changed[page.fields["speed"]]["note"].startswith("Custom: ssd b=3")
 
 
-def test_another_model_is_loaded_or_its_absence_explained(page):
+def test_another_model_is_loaded_or_its_absence_explained():
+    page = app.Page(Studio())
     *_, last = page.load_model("builtin", "none")
     assert "training-free" in last[page.facts]
     *_, last = page.load_model("builtin", "elsewhere.safetensors")
@@ -225,7 +231,16 @@ def test_the_endpoint_explains_a_mistake(client, prompt, seed, speed, message):
         client.predict(prompt, seed, speed, api_name="/generate")
 
 
-def test_a_cancelled_call_lets_the_next_one_in(client, page):
+@pytest.fixture
+def slowly(page):
+    """Time to look: a pass takes 20 ms."""
+    backbone = page.studio.current.backbone
+    backbone.pace, before = 0.02, backbone.pace
+    yield
+    backbone.pace = before
+
+
+def test_a_cancelled_call_lets_the_next_one_in(client, slowly):
     job = client.submit("a fox on snow", 7, "quality", api_name="/generate")
     wait_for(lambda: job.outputs())
     job.cancel()
@@ -235,7 +250,7 @@ def test_a_cancelled_call_lets_the_next_one_in(client, page):
     assert time.perf_counter() - began < 30
 
 
-def test_two_clients_wait_in_one_line(url):
+def test_two_clients_wait_in_one_line(url, slowly):
     first = Client(url, verbose=False).submit("a fox on snow", 1, "quality", api_name="/generate")
     wait_for(lambda: first.outputs())
     second = Client(url, verbose=False).submit("a cat on snow", 2, "fastest", api_name="/generate")

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("gradio")
 pytest.importorskip("playwright")
 
+from paced import paced_studio
 from playwright.sync_api import expect, sync_playwright
 
 import app
-from ssd_core.app.studio import Studio
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: apt-get install chromium)")
@@ -21,7 +21,7 @@ expect.set_options(timeout=LONG / 4)
 
 @pytest.fixture(scope="module")
 def url():
-    page = app.Page(Studio())
+    page = app.Page(paced_studio(0.006))
     page.demo.queue(max_size=app.VISITORS)
     _, url, _ = page.demo.launch(prevent_thread_lock=True, quiet=True, **app.launch_options())
     yield url
@@ -139,7 +139,7 @@ def test_the_first_thing_on_the_page_is_a_recorded_race(visit):
     expect(view(page)).to_have_attribute("data-mode", "recording")
     expect(view(page)).to_have_attribute("data-playing", "true")
     page.get_by_role("tab", name="Gallery", exact=True).click()
-    page.get_by_role("radio").nth(1).check()
+    page.locator("#choice input").nth(1).check()
     expect(page.locator("#gallery .ssd-race")).to_have_attribute("data-playing", "true")
 
 
@@ -176,7 +176,8 @@ def test_a_link_and_dark_mode(visit):
     page = visit("?prompt=a+cat+on+sand&seed=12&speed=fast&__theme=dark")
     expect(page.get_by_label("Prompt", exact=True)).to_have_value("a cat on sand")
     expect(page.locator("#speed .ssd-speed")).to_have_attribute("data-speed", "fast")
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    expect(page.locator("body")).to_have_class(re.compile("dark"))
+    background = page.locator(".gradio-container").evaluate("node => getComputedStyle(node).backgroundColor")
     assert sum(map(int, re.findall(r"\d+", background)[:3])) < 150
     text = page.locator("#race .ssd-title").first.evaluate("node => getComputedStyle(node).color")
     assert sum(map(int, re.findall(r"\d+", text)[:3])) > 450

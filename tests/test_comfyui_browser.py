@@ -33,6 +33,8 @@ def test_every_workflow_loads_and_round_trips(server, vue):
             made = page.evaluate("app.graphToPrompt().then(({ output }) => output)")
             for node in made.values():
                 node.pop("_meta", None)
+                if node["class_type"] == "PreviewAny":  # its frontend adds a widget that is not sent for
+                    node["inputs"].pop("preview", None)
             assert made == host.api_form(workflow, definitions), name
             saved = page.evaluate("app.graph.serialize()")
             for before, after in zip(by_id(workflow), by_id(saved), strict=True):

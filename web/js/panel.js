@@ -13,7 +13,7 @@ const STYLE = `
   box-sizing: border-box; padding: 4px 8px; font: 11px/1.35 sans-serif; color: var(--input-text, #ddd); }
 .ssd-panel div { flex: none; white-space: pre-wrap; overflow-wrap: anywhere; }
 .ssd-panel .ssd-error { color: var(--error-text, #ff6b6b); }
-.ssd-panel canvas { flex: 1 1 0; min-height: 0; max-width: 100%; object-fit: contain; image-rendering: pixelated; }
+.ssd-panel canvas { flex: 1 1 0; min-height: 120px; max-width: 100%; object-fit: contain; image-rendering: pixelated; }
 .ssd-panel [hidden] { display: none; }
 .ssd-panel i { display: inline-block; width: 8px; height: 8px; margin: 0 3px 0 8px; }
 `;

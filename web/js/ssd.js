@@ -7,7 +7,7 @@ import { isConnected, nodeByExecutionId, sourceOf, valueOf } from "./graph.js";
 import { Panel } from "./panel.js";
 
 const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "window", "width", "height"];
-const HEIGHTS = { SSDSampler: 230, SSDSchedule: 66 };
+const HEIGHTS = { SSDSampler: 290, SSDSchedule: 66 };
 const LOOK_EVERY = 250; // ms
 
 const panels = new Map(); // node -> { panel, asked }
