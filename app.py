@@ -101,7 +101,7 @@ class Page:
         with gr.Row(equal_height=True, elem_classes="ssd-row"):
             self.fields["prompt"] = gr.Textbox(
                 label="Prompt",
-                placeholder="a panda left of a sunflower",
+                placeholder="two turtles on snow",
                 max_length=400,
                 autofocus=True,
                 scale=8,

@@ -81,14 +81,15 @@ def _animate(args: argparse.Namespace) -> None:
 
 
 def _gallery(args: argparse.Namespace) -> None:
-    studio = studio_of(args)
-    for path in recordings.FOLDER.glob("*.json"):
-        path.unlink()
+    studio, paths = studio_of(args), []
     for i, (prompt, seed, speed) in enumerate(recordings.GALLERY):
-        run = race_to_file(studio, prompt, seed, speed, recordings.FOLDER / f"{i + 1}-{speed}.json")
+        paths.append(recordings.FOLDER / f"{i + 1}-{speed}.json")
+        run = race_to_file(studio, prompt, seed, speed, paths[-1])
         if i == 0 and args.animation:
             path = recordings.animate(run, args.animation)
             print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+    for path in set(recordings.FOLDER.glob("*.json")) - set(paths):
+        path.unlink()
 
 
 if __name__ == "__main__":
