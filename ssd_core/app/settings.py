@@ -9,7 +9,7 @@ from ..schedule import SPEEDS, Schedule
 
 CUSTOM = "custom"  # the speed when the right decoder was set by hand
 SAMPLING = tuple(field.name for field in fields(SamplingConfig))
-SCHEDULE = tuple(field.name for field in fields(Schedule))
+SCHEDULE = tuple(field.name for field in fields(Schedule) if type(field.default) is int)
 NUMBERS = {field.name: field.default for field in fields(DecodeConfig) if type(field.default) in (int, float)}
 KNOBS = ("decoder", *SCHEDULE, "rule", *NUMBERS)
 BATCHES = (1, 4, 9)
