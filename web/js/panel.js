@@ -9,7 +9,7 @@ const COLOURS = [
 const LEGEND = ["", "guess", "kept", "corrected"];
 
 const STYLE = `
-.ssd-panel { display: flex; flex-direction: column; gap: 4px; width: 100%; height: 100%; min-height: 0; overflow: hidden;
+.ssd-panel { display: flex; flex-direction: column; gap: 4px; width: 100%; height: 100%; overflow: hidden;
   box-sizing: border-box; padding: 4px 8px; font: 11px/1.35 sans-serif; color: var(--input-text, #ddd); }
 .ssd-panel div { flex: none; white-space: pre-wrap; overflow-wrap: anywhere; }
 .ssd-panel .ssd-error { color: var(--error-text, #ff6b6b); }
@@ -36,9 +36,10 @@ function line(parent, name) {
 }
 
 export class Panel {
-  constructor({ map }) {
+  constructor({ map, height }) {
     addStyle();
     this.element = document.createElement("div");
+    this.element.style.minHeight = `${height}px`; // Nodes 2.0 does not ask the widget for its height
     this.element.className = "ssd-panel";
     this.plan = line(this.element, "ssd-plan");
     if (!map) return;

@@ -7,7 +7,7 @@ import { isConnected, nodeByExecutionId, sourceOf, valueOf } from "./graph.js";
 import { Panel } from "./panel.js";
 
 const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "window", "width", "height"];
-const HEIGHTS = { SSDSampler: 290, SSDSchedule: 66 };
+const HEIGHTS = { SSDSampler: 320, SSDSchedule: 66 };
 const LOOK_EVERY = 250; // ms
 
 const panels = new Map(); // node -> { panel, asked }
@@ -63,8 +63,8 @@ async function look() {
 }
 
 function addPanel(node) {
-  const panel = new Panel({ map: kindOf(node) === "SSDSampler" });
   const height = HEIGHTS[kindOf(node)];
+  const panel = new Panel({ map: kindOf(node) === "SSDSampler", height });
   const widget = node.addDOMWidget("ssd_panel", "ssd_panel", panel.element, {
     serialize: false, // not a value of the prompt
     hideOnZoom: true,
