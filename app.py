@@ -514,8 +514,10 @@ def explain(error: Exception) -> str:
     """One sentence for a person, with the next step; what nobody foresaw goes to the log in full."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "The device is out of memory: draw one picture per run, or start with --dtype bfloat16 or --bits 4."
-    if isinstance(error, ValueError):  # ours: HeadsError and CheckpointError are ValueErrors
+    if isinstance(error, (ValueError, FileNotFoundError)):  # ours: they say how to mend it
         return str(error)
+    if isinstance(error, Stopped):
+        return "Stopped: the page is closing, or somebody asked for it."
     logging.getLogger(__name__).error("unexpected", exc_info=error)
     return "Something went wrong that should not have: the terminal that runs this page says what. Try once more."
 

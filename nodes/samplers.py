@@ -6,7 +6,7 @@ from comfy_api.latest import io
 
 from ..ssd_core.correction import ACCEPT_REJECT, GREEDY
 from ..ssd_core.decoders import DecodeConfig
-from ..ssd_core.schedule import SPEEDS
+from ..ssd_core.schedule import PRESETS, SPEEDS
 from . import schema as s
 from . import settings
 from .host import Viewer
@@ -22,7 +22,7 @@ class SSDSchedule(io.ComfyNode):
     @classmethod
     def define_schema(cls):
         text = NodeText("SSDSchedule")
-        presets = [settings.SLIDER, *settings.families()]
+        presets = [settings.SLIDER, *PRESETS]
         return s.schema(
             text,
             [

@@ -8,7 +8,7 @@ from ..ssd_core.decoders import DecodeConfig
 from ..ssd_core.generate import Result
 from ..ssd_core.grid import TokenGrid
 from ..ssd_core.sampling import MAX_SEED, SamplingConfig
-from ..ssd_core.schedule import PRESETS, SPEEDS, Schedule
+from ..ssd_core.schedule import SPEEDS, Schedule
 
 SLIDER = "speed slider"
 MAX_ROUNDS, MAX_ROWS, MAX_COLUMNS, MAX_WINDOW, MAX_BATCH = 64, 16, 32, 512, 64
@@ -98,8 +98,3 @@ def statistics(result: Result, grid: TokenGrid, kept_guesses: float | None = Non
     heads = "" if result.config.decoder == "ar" else f", heads: {facts['heads']}"
     seeds = f"seed {result.seeds[0]}" + (f" to {result.seeds[-1]}" if count > 1 else "")
     return "\n".join([*lines, f"{facts['sampling']}, {seeds}", f"{facts['backbone']}{heads}"])
-
-
-def families() -> list[str]:
-    """The families that SSD Schedule has settings for."""
-    return list(PRESETS)

@@ -170,8 +170,7 @@ def ssd_passes(schedule: Schedule, grid: TokenGrid) -> Iterator[tuple[int, int]]
                 yield grid.index(row - owed), (owed + rows.stop - row) * grid.stride
                 owed = 0
             owed += 1
-            verified = schedule.b + (row - y) * schedule.i > 0
-            if not schedule.postpones(row, rows, grid, verified=verified):
+            if not schedule.postpones(row, rows, grid):
                 yield grid.index(row + 1 - owed), owed * grid.stride
                 owed = 0
 

@@ -51,20 +51,19 @@ class Schedule:
         passes = 1 + 2 * math.ceil((grid.cols - 1) / self.k_h)
         for y, n in self.blocks(grid):
             rows, rounds = range(y, y + n), self.b + (n - 1) * self.i
-            verified = {row: self.b + (row - y) * self.i > 0 for row in rows}
-            passes += rounds + sum(not self.postpones(row, rows, grid, verified=verified[row]) for row in rows)
+            passes += rounds + sum(not self.postpones(row, rows, grid) for row in rows)
         return passes
 
-    def postpones(self, row: int, rows: range, grid: TokenGrid, *, verified: bool) -> bool:
+    def postpones(self, row: int, rows: range, grid: TokenGrid) -> bool:
         """Whether the commit of `row`, one of a block of `rows`, is left to a later pass, or to none.
 
-        verified: whether a pass has computed states for the block, which the next draft could start from.
+        "early" needs a verify pass by then: the next draft starts from its states.
         """
         if self.commits == OWN:
             return False
         if row + 1 < rows.stop or rows.stop == grid.rows:
             return True
-        return self.commits == EARLY and verified
+        return self.commits == EARLY and self.b + (row - rows.start) * self.i > 0
 
     def __str__(self) -> str:
         commits = "" if self.commits == OWN else f" commits={self.commits}"

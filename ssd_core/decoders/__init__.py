@@ -41,7 +41,7 @@ OPTIONS: dict[str, type[Options]] = {
     "zipar": ZipAROptions,
     "pjd": PJDOptions,
 }
-# The knobs of the schedule that a decoder has. Decoders without any draft without heads, but for the windows.
+# The knobs of the schedule that a decoder has. Decoders that are not here draft without heads, the two windows apart.
 SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h", "commits"), "mtp": ("k_h",), "lantern": ("k_h",)}
 
 

@@ -42,7 +42,7 @@ def ssd(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str) -
                 round += 1
             session.mark(range(row, row + 1), FINAL)
             log_q, owed = log_q[:, 1:], owed + 1
-            if not schedule.postpones(row, rows, grid, verified=round > 0):
+            if not schedule.postpones(row, rows, grid):
                 h_row, h_next = _commit(session, h_next, range(row + 1 - owed, row + 1))
                 owed = 0
             yield event("commit", range(row, row + 1))
