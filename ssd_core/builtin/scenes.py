@@ -26,6 +26,8 @@ GROUNDS = tuple(GROUND_PHRASES)
 SKIES = tuple(SKY_PHRASES)
 KINDS = ("single", "two", "counting", "position")
 POSITIONS = ("left", "right", "above", "below")
+LARGE, SMALL = 12, 8  # cells per side of a sprite on its own, and of one among several
+HORIZON = 14  # first row of the ground
 SPRITE_FOLDER = Path(__file__).parent / "sprites"
 
 # Top and bottom colour of each background (sRGB).
@@ -86,7 +88,6 @@ class Scene:
     color: str | None = None
     ground: str | None = None
     sky: str | None = None
-    horizon: int = 14  # first row of the ground
     hills: int = 0  # horizontal shift of the hills, in cells
     clouds: tuple[tuple[int, int], ...] = ()  # top left cells of clouds (day, sunset) or stars (night)
     disc: tuple[int, int] | None = None  # top left cell of sun or moon
@@ -115,7 +116,7 @@ def crowded_scene(rng: np.random.Generator) -> Scene:
     """A background packed with objects of all sizes: what a tokenizer and a transformer learn objects from."""
     objects: list[Placed] = []
     for _ in range(40):
-        size = int(rng.choice((7, 9, 12)))
+        size = int(rng.choice((SMALL, LARGE)))
         x, y = (int(value) for value in rng.integers(0, GRID - size + 1, 2))
         if all(
             abs(x + size / 2 - o.center[0]) >= (size + o.size) / 2
@@ -128,18 +129,14 @@ def crowded_scene(rng: np.random.Generator) -> Scene:
 
 def _draw_scene(rng: np.random.Generator, kind: str) -> Scene:
     landscape = rng.random() < 0.6
-    background = {}
+    background: dict = {}
     if landscape:
-        sky = str(rng.choice(SKIES))
-        horizon = int(rng.integers(13, 16))
-        count = int(rng.integers(0, 3))
-        spots = rng.permutation([0, 6, 12, 18])[:count]
+        spots = sorted(rng.permutation([0, 6, 12, 18])[: rng.integers(0, 3)])
         background = dict(
             ground=str(rng.choice(GROUNDS)),
-            sky=sky,
-            horizon=horizon,
-            hills=int(rng.integers(0, GRID)),
-            clouds=tuple((int(x) + int(rng.integers(0, 2)), int(rng.integers(0, 5))) for x in sorted(spots)),
+            sky=str(rng.choice(SKIES)),
+            hills=int(rng.choice((0, 6, 12, 18))),
+            clouds=tuple((int(x) + int(rng.integers(0, 2)), int(rng.integers(0, 5))) for x in spots),
             disc=(int(rng.integers(1, 20)), int(rng.integers(1, 5))),
         )
     else:
@@ -153,24 +150,34 @@ def _draw_scene(rng: np.random.Generator, kind: str) -> Scene:
 
     position = None
     if kind == "single":
-        objects = [Placed(names[0], int(rng.integers(2, 11)), row(12, 4, 8), 12)]
+        objects = [Placed(names[0], int(rng.integers(2, 11)), row(LARGE, 4, 8), LARGE)]
     elif kind == "counting" and rng.random() < 0.5:
-        objects = [Placed(names[0], 8 * i + int(rng.integers(0, 2)), row(7, 6, 11), 7) for i in range(3)]
+        objects = [Placed(names[0], SMALL * i, row(SMALL, 6, 10), SMALL) for i in range(3)]
     else:
         second = names[0] if kind == "counting" else names[1]
         position = str(rng.choice(POSITIONS)) if kind != "counting" else "left"
         if position in ("left", "right"):
-            spots = [(int(rng.integers(1, 3)), row(9, 5, 10)), (int(rng.integers(12, 15)), row(9, 5, 10))]
+            columns = int(rng.integers(1, 4)), int(rng.integers(13, 16))
+            spots = [(x, row(SMALL, 5, 10)) for x in columns]
         else:
-            x = int(rng.integers(4, 12))
-            top = (min(x + int(rng.integers(-2, 3)), 14), int(rng.integers(0, 3)))
-            spots = [top, (x, floor - 9 if landscape else int(rng.integers(12, 15)))]
+            x = int(rng.integers(4, 13))
+            top = (x + int(rng.integers(-2, 3)), int(rng.integers(1, 4)))
+            spots = [top, (x, floor - SMALL if landscape else int(rng.integers(13, 16)))]
         if position in ("right", "below"):
             spots.reverse()
-        objects = [Placed(name, *spot, 9) for name, spot in zip((names[0], second), spots, strict=True)]
+        objects = [Placed(name, *spot, SMALL) for name, spot in zip((names[0], second), spots, strict=True)]
         if kind != "position":
             position = None
+    if landscape:  # nothing hides behind an object
+        background["clouds"] = tuple(spot for spot in background["clouds"] if _free(spot, 5, objects))
+        background["disc"] = background["disc"] if _free(background["disc"], 4, objects) else None
     return Scene(kind, tuple(objects), position, **background)
+
+
+def _free(spot: tuple[int, int], size: int, objects: list[Placed]) -> bool:
+    """Whether a square of `size` cells at `spot` (top left x, y) touches none of the objects' squares."""
+    (x, y) = spot
+    return all(x + size <= o.x or o.x + o.size <= x or y + size <= o.y or o.y + o.size <= y for o in objects)
 
 
 # ---------------------------------------------------------------------------------------------- words
@@ -285,7 +292,7 @@ def render(scene: Scene) -> np.ndarray:
         _paint_landscape(canvas, scene)
     for placed in sorted(scene.objects, key=lambda placed: placed.y):
         bottom = placed.y + placed.size
-        if scene.ground and bottom > scene.horizon + 2 and bottom <= GRID - 1:
+        if scene.ground and bottom > HORIZON + 2 and bottom <= GRID - 1:
             opacity = _shadow(placed.size)
             left, top = placed.x * CELL, (bottom - 1) * CELL
             canvas[top : top + 16, left : left + placed.size * CELL] *= 1 - opacity
@@ -294,9 +301,9 @@ def render(scene: Scene) -> np.ndarray:
 
 
 def _paint_landscape(canvas: np.ndarray, scene: Scene) -> None:
-    top = scene.horizon * CELL
+    top = HORIZON * CELL
     light = np.float32(_LIGHT[scene.sky])
-    canvas[:top] = _gradient(*_SKY_COLORS[scene.sky], scene.horizon)
+    canvas[:top] = _gradient(*_SKY_COLORS[scene.sky], HORIZON)
     if scene.disc:
         _paste(canvas, _disc(scene.sky), *scene.disc)
     for x, y in scene.clouds:
@@ -310,7 +317,7 @@ def _paint_landscape(canvas: np.ndarray, scene: Scene) -> None:
     rows = np.arange(top)[:, None]
     cover = np.clip(rows - (top - heights)[None] + 0.5, 0, 1)[..., None].astype(np.float32)
     canvas[:top] += cover * (np.float32(_HILL_COLORS[scene.ground]) / 255 * light - canvas[:top])
-    ground = _gradient(*_GROUND_COLORS[scene.ground], GRID - scene.horizon)
+    ground = _gradient(*_GROUND_COLORS[scene.ground], GRID - HORIZON)
     texture = np.resize(_texture(scene.ground), (SIZE - top, SIZE, 1))
     canvas[top:] = (ground + texture) * light
 

@@ -24,6 +24,7 @@ from .transformer import BuiltinTransformer, RMSNorm, training_inputs
 from .weights import WEIGHTS, load_module, save_weights
 
 TRAIN_SEED, HELD_SEED = 1, 2  # seeds of the scene data sets
+PLACES = 2 * len(words.OBJECTS) + 1  # each object in two sizes, and none
 LONGEST_CAPTION = 17  # words in the longest caption that scenes.caption makes
 
 
@@ -87,29 +88,34 @@ class Grounding(nn.Module):
 
     An object's name matters for the first of its cells only; the rest follow from those. So next-code
     prediction alone is slow to find out that names matter at all. Here every cell also has to say which
-    objects the caption names (recall) and which of them covers the cell that comes next (place). Both
-    read the states after `depth` layers: the layers above use what the ones below were made to remember.
+    objects the caption names (recall), which of them, how large, covers the cell that comes next (place),
+    and which row and column of that object's square the cell is (part): what tells its code, once known.
+    All read the states after `depth` layers: the layers above use what the ones below were made to remember.
     """
 
     depth = 4
     recall_weight = 0.1  # of the binary cross-entropy summed over the objects
-    place_weight = 0.3  # of the cross-entropy over the objects and "none"
+    place_weight = 0.3  # of the cross-entropy over `PLACES`
+    part_weight = 0.15  # of each of the two cross-entropies, over rows and over columns
 
     def __init__(self, transformer: BuiltinTransformer):
         super().__init__()
         self.transformer = transformer
         self.norm = RMSNorm(transformer.config.hidden_size)
         self.recall = nn.Linear(transformer.config.hidden_size, len(words.OBJECTS))
-        self.place = nn.Linear(transformer.config.hidden_size, len(words.OBJECTS) + 1)
+        self.place = nn.Linear(transformer.config.hidden_size, PLACES)
+        self.row = nn.Linear(transformer.config.hidden_size, scenes.LARGE + 1)
+        self.column = nn.Linear(transformer.config.hidden_size, scenes.LARGE + 1)
         nn.init.zeros_(self.recall.weight)
         nn.init.constant_(self.recall.bias, -3.0)  # few of the objects are named
-        nn.init.zeros_(self.place.weight)
+        for task in (self.place, self.row, self.column):
+            nn.init.zeros_(task.weight)
 
     def forward(
         self, ids: Tensor, mask: Tensor, seen: Tensor, codes: Tensor, named: Tensor, placed: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """ids [N, P], mask [N, 1, T, T], codes [N, cells] to predict after the codes `seen`, named float [N, objects],
-        placed int64 [N, cells] -> the losses of next code, recall and place.
+        placed int64 [N, 3, cells] of `covering_objects` -> the losses of next code, recall, place and part.
         """
         model, image = self.transformer, slice(ids.shape[1] - 1, None)
         x = torch.cat((model.text_embedding(ids), model.code_embedding(seen[:, :-1])), 1)
@@ -118,21 +124,29 @@ class Grounding(nn.Module):
             x = layer(x, rope, mask, None, None)
             if depth == self.depth:
                 read = self.norm(x[:, image])
-                recalled, places = self.recall(read).float(), self.place(read).float()
+                recalled = self.recall(read).float()
+                where = [task(read).float().flatten(0, 1) for task in (self.place, self.row, self.column)]
         target = named[:, None].expand_as(recalled)
         recall = F.binary_cross_entropy_with_logits(recalled, target, reduction="none").sum(-1).mean()
-        place = F.cross_entropy(places.flatten(0, 1), placed.flatten())
-        return F.cross_entropy(model.logits(x[:, image]).flatten(0, 1), codes.flatten()), recall, place
+        truth = placed.transpose(0, 1).flatten(1)
+        place, row, column = (F.cross_entropy(part, true) for part, true in zip(where, truth, strict=True))
+        code = F.cross_entropy(model.logits(x[:, image]).flatten(0, 1), codes.flatten())
+        return code, recall, place, row + column
 
 
 def covering_objects(scene: scenes.Scene) -> Tensor:
-    """The object that covers each cell, int64 [cells]: its place in words.OBJECTS, or one past it for none."""
-    covering = torch.full((scenes.GRID, scenes.GRID), len(words.OBJECTS))
+    """What covers each cell, int64 [3, cells]: an object in one of its two sizes, the row and the column of its square.
+
+    Cells that no object covers have the last value of each: PLACES - 1, LARGE, LARGE.
+    """
+    none = torch.tensor([PLACES - 1, scenes.LARGE, scenes.LARGE])
+    covering = none[:, None, None].expand(3, scenes.GRID, scenes.GRID).clone()
     for placed in sorted(scene.objects, key=lambda placed: placed.y):  # painted in this order
-        covering[placed.y : placed.y + placed.size, placed.x : placed.x + placed.size] = words.OBJECTS.index(
-            placed.name
-        )
-    return covering.flatten()
+        square = covering[:, placed.y : placed.y + placed.size, placed.x : placed.x + placed.size]
+        square[0] = 2 * words.OBJECTS.index(placed.name) + (placed.size == scenes.LARGE)
+        square[1] = torch.arange(placed.size)[:, None]
+        square[2] = torch.arange(placed.size)
+    return covering.flatten(1)
 
 
 def with_mistakes(codes: Tensor, rng: np.random.Generator, most: float = 0.1) -> Tensor:
@@ -179,20 +193,21 @@ def train_transformer(args: argparse.Namespace) -> None:
     compiled = torch.compile(model) if args.compile else model
 
     def batch(i: int) -> tuple[Tensor, ...]:
-        # Crowded scenes show three times as many objects; the last quarter of the run has only what is asked for.
-        crowded = args.batch // 2 if i < 0.75 * args.steps else 0
+        # Crowded scenes show more objects; the end of the run has only what is asked for.
+        crowded = args.batch * 3 // 4 if i < 0.6 * args.steps else 0
         return examples(data_seed, range(i * args.batch, (i + 1) * args.batch), crowded)
 
     def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
-        code, recall, place = compiled(*batch, positions)
-        metrics = {"loss": code.detach(), "recall": recall.detach(), "place": place.detach()}
-        return code + model.recall_weight * recall + model.place_weight * place, metrics
+        code, recall, place, part = compiled(*batch, positions)
+        metrics = {"loss": code, "recall": recall, "place": place, "part": part}
+        total = code + model.recall_weight * recall + model.place_weight * place + model.part_weight * part
+        return total, {name: value.detach() for name, value in metrics.items()}
 
     @torch.no_grad()
     def evaluate(model: Grounding) -> dict[str, float]:
         held = [range(i, i + args.batch) for i in range(0, 128, args.batch)]
         values = torch.tensor([model(*examples(HELD_SEED, indices, held=True), positions) for indices in held])
-        names = ("held_out_loss", "held_out_recall", "held_out_place")
+        names = ("held_out_loss", "held_out_recall", "held_out_place", "held_out_part")
         return dict(zip(names, values.mean(0).tolist(), strict=True))
 
     hidden = [parameter for parameter in transformer.layers.parameters() if parameter.ndim == 2]
