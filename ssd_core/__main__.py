@@ -79,6 +79,12 @@ def _add_generate(commands) -> None:
     how.add_argument("--i", type=int, help="incremental rounds on its trailing rows after each commit")
     how.add_argument("--k-v", type=int, help="rows drafted at once")
     how.add_argument("--commits", choices=COMMITS, help="; ".join(f"{k}: {v}" for k, v in COMMITS.items()))
+    how.add_argument(
+        "--settle",
+        action="store_true",
+        default=None,
+        help="a round that keeps a whole block is its last, and a row that its last round kept needs no commit",
+    )
     how.add_argument("--k-h", type=int, help="columns drafted at once in the first row (mtp, lantern: everywhere)")
     how.add_argument(
         "--rule", choices=RULES, default=ACCEPT_REJECT, help="; ".join(f"{k}: {v}" for k, v in RULES.items())
@@ -199,7 +205,7 @@ def _heads(args: argparse.Namespace, backbone: Backbone) -> Heads | None:
 
 def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
     config = replace(DecodeConfig.preset(backbone.family), rule=args.rule)
-    knobs = _given(args, ("b", "i", "k_v", "k_h", "commits"))
+    knobs = _given(args, SCHEDULED["ssd"])
     if args.r is not None:
         if knobs.keys() & {"b", "i"} or knobs.get("k_v", 1) != 1:
             raise ValueError("--r is the number of rounds for k_v = 1: give either --r, or --b, --i and --k-v.")

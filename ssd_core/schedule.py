@@ -22,6 +22,9 @@ class Schedule:
     i: incremental rounds on the trailing rows of a block after each commit (staged); 0 is the joint
     schedule, where all rows of a block get the same b rounds. k_h: columns drafted at once in the
     first row. k_v: rows drafted at once below it. commits: one of `COMMITS`; all but "own" are ours.
+    settle: a round that keeps every token of a block is its last, and a row whose last round kept it
+    whole needs no commit; ours as well. With the rules "greedy" and "shared-noise" the picture stays the
+    same; "accept-reject" would have tested tokens again that it had kept, "sample" drawn them anew.
     """
 
     b: int = 2
@@ -29,6 +32,7 @@ class Schedule:
     k_h: int = 5
     k_v: int = 1
     commits: str = OWN
+    settle: bool = False
 
     def __post_init__(self) -> None:
         if self.commits not in COMMITS:
@@ -46,7 +50,7 @@ class Schedule:
 
         One prefill; per k_h columns of the first row a verify and a commit pass; per block of n rows b
         base rounds, n commits, and i incremental rounds between them. Commits that other passes carry
-        are none.
+        are none. With `settle` it is the most that a picture can take.
         """
         passes = 1 + 2 * math.ceil((grid.cols - 1) / self.k_h)
         for y, n in self.blocks(grid):
@@ -67,7 +71,8 @@ class Schedule:
 
     def __str__(self) -> str:
         commits = "" if self.commits == OWN else f" commits={self.commits}"
-        return f"b={self.b} i={self.i} k_h={self.k_h} k_v={self.k_v}{commits}"
+        settle = " settle" if self.settle else ""
+        return f"b={self.b} i={self.i} k_h={self.k_h} k_v={self.k_v}{commits}{settle}"
 
 
 @dataclass(frozen=True)

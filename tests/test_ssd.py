@@ -76,6 +76,25 @@ def test_merged_commits_change_nothing(rule, eol, schedule):
     assert merged.nfe < own.nfe
 
 
+@pytest.mark.parametrize("rule", ["greedy", "shared-noise"])
+@pytest.mark.parametrize("eol", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES + FEWER + [Schedule(b=7, i=4, k_h=3, k_v=3)], ids=str)
+def test_settling_changes_nothing_but_the_passes(rule, eol, schedule):
+    """A row that a round keeps whole is a fixed point of the rules whose choice depends on the context alone."""
+    backbone = FakeBackbone(6, 4, eol=eol)
+    heads, sampling = random_heads(backbone), SamplingConfig(cfg=2.0, temperature=0.3)
+    pictures = []
+    for settle in (False, True):
+        config = DecodeConfig(schedule=replace(schedule, settle=settle), rule=rule)
+        pictures.append(run(backbone, config, heads=heads, sampling=sampling, prompts=["a", "bc"], seeds=[1, 2])[0])
+    plain, settled = pictures
+    assert torch.equal(plain.tokens, settled.tokens)
+    assert settled.nfe <= plain.nfe == schedule.planned_nfe(backbone.grid())
+    assert settled.nfe < plain.nfe or schedule.b < 7
+    assert settled.progress == 1
+    assert (settled.status == FINAL).all()
+
+
 @pytest.mark.parametrize(
     ("grid", "schedule", "own", "merged", "early"),
     [

@@ -42,7 +42,7 @@ OPTIONS: dict[str, type[Options]] = {
     "pjd": PJDOptions,
 }
 # The knobs of the schedule that a decoder has. Decoders that are not here draft without heads, the two windows apart.
-SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h", "commits"), "mtp": ("k_h",), "lantern": ("k_h",)}
+SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h", "commits", "settle"), "mtp": ("k_h",), "lantern": ("k_h",)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class DecodeConfig:
     def planned_nfe(self, session: DecodingSession) -> int | None:
         """Passes the run will take, or None where they depend on the picture."""
         if self.decoder == "ssd":
-            return self.schedule.planned_nfe(session.grid)
+            return None if self.schedule.settle else self.schedule.planned_nfe(session.grid)
         if self.decoder == "ar":
             return session.grid.size
         return self.knobs.planned_nfe(self.schedule, session.grid)

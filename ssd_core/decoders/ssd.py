@@ -19,12 +19,14 @@ from ..session import DRAFT, FINAL, DecodeEvent, DecodingSession
 def ssd(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str) -> Iterator[DecodeEvent]:
     """Drafts the first row rightwards with horizontal heads, every other row from the one above it.
 
-    Every image of the batch takes the same passes: `schedule.planned_nfe(grid)` of them.
+    Every image of the batch takes the same passes: `schedule.planned_nfe(grid)` of them, or fewer where the
+    schedule settles for what a round has kept whole in every image.
     """
     planned, grid = schedule.planned_nfe(session.grid), session.grid
 
     def event(phase: str, rows: range, **details) -> DecodeEvent:
-        return session.event(phase, rows, session.nfe / planned, **details)
+        done = (rows.stop if phase == "commit" else rows.start) / grid.rows
+        return session.event(phase, rows, done if schedule.settle else session.nfe / planned, **details)
 
     h_row, h_next = yield from _first_row(session, heads, schedule, rule, event)
     owed = 0  # final rows just above whose commit a later pass carries; the paper commits at once
@@ -32,18 +34,26 @@ def ssd(session: DecodingSession, heads: Heads, schedule: Schedule, rule: str) -
         rows = range(y, y + n)
         log_q = _draft_block(session, heads, h_row, rows, rule)
         yield event("draft", rows)
-        round = 0
+        round = settled = 0
         for row in rows:
             guessed = range(row, rows.stop)
             for _ in range(schedule.b if row == y else schedule.i):
-                h_rows, h_next, log_q, accepted = _verify(session, h_next, log_q, owed, guessed, round, rule)
+                if settled == len(guessed):
+                    break
+                h_rows, h_next, after, log_q, accepted = _verify(session, h_next, log_q, owed, guessed, round, rule)
                 h_row, owed = h_rows[:, -1], 0
+                if schedule.settle:
+                    settled = _kept_rows(accepted, len(guessed))
                 yield event("verify", guessed, round=round, accepted=accepted)
                 round += 1
             session.mark(range(row, row + 1), FINAL)
-            log_q, owed = log_q[:, 1:], owed + 1
-            if not schedule.postpones(row, rows, grid):
-                h_row, h_next = _commit(session, h_next, range(row + 1 - owed, row + 1))
+            log_q = log_q[:, 1:]
+            if settled:  # its keys and values are right already
+                h_next, after, settled = after[:, :1], after[:, 1:], settled - 1
+            elif schedule.postpones(row, rows, grid):
+                owed += 1
+            else:
+                h_row, h_next = _commit(session, h_next, range(row - owed, row + 1))
                 owed = 0
             yield event("commit", range(row, row + 1))
 
@@ -64,19 +74,24 @@ def _draft_block(session: DecodingSession, heads: Heads, h_row: Tensor, rows: ra
 
 def _verify(
     session: DecodingSession, h_next: Tensor, log_q: Tensor, owed: int, rows: range, round: int, rule: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """One pass over all cells of `rows` at once, then one correction of all of them.
 
     It also commits the `owed` rows above them, whose first cell h_next [rows, 1, D] predicts. Returns the states
-    [rows, n, cols, D] that predict `rows`, h_next of `rows`, the next reference, and the tokens that were kept,
-    bool [B, n * cols].
+    [rows, n, cols, D] that predict `rows`, h_next of `rows`, the states [rows, n, D] that predict the cell after
+    each of them, the next reference, and the tokens that were kept, bool [B, n * cols].
     """
     h, after = _predictors(session, h_next, range(rows.start - owed, rows.stop))
-    h, h_next = h[:, owed:], after[:, owed - 1 : owed] if owed else h_next
+    h, h_next, after = h[:, owed:], after[:, owed - 1 : owed] if owed else h_next, after[:, owed:]
     draws = session.draws(rows, 1 + round)
     result = correct(rule, session.log_probs(h), log_q, session.cells(rows), draws)
     session.cells(rows).copy_(result.tokens)
-    return h, h_next, result.log_q, result.accepted.flatten(1)
+    return h, h_next, after, result.log_q, result.accepted.flatten(1)
+
+
+def _kept_rows(accepted: Tensor, rows: int) -> int:
+    """How many of the block's first rows a round has kept whole, in every image; accepted bool [B, rows * cols]."""
+    return int(accepted.unflatten(1, (rows, -1)).all(-1).all(0).cumprod(0).sum())
 
 
 def _commit(session: DecodingSession, h_next: Tensor, rows: range) -> tuple[Tensor, Tensor]:
