@@ -22,6 +22,9 @@ from .pictures import require_png, save_png, sheet, to_pil
 from .sampling import MAX_SEED, SamplingConfig
 from .schedule import COMMITS, SPEEDS, Schedule
 from .session import DecodeEvent
+from .tuning import fastest_window, window_costs
+
+AUTO = "auto"  # of --window
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,9 +72,10 @@ def _add_generate(commands) -> None:
     how.add_argument("--lossless", action="store_true", help="short for --decoder lossless")
     how.add_argument(
         "--window",
-        type=int,
-        help=f"cells in the window of lossless ({DecodeConfig.window}), window, sjd and gsd; drafts per row of pjd; "
-        "columns that a row of zipar is behind",
+        type=_window,
+        metavar="CELLS|auto",
+        help=f"cells in the window of lossless ({DecodeConfig.window}; auto: what is fastest on this device), window, "
+        "sjd and gsd; drafts per row of pjd; columns that a row of zipar is behind",
     )
     how.add_argument("--speed", choices=SPEEDS, help="a named stop from AR's own picture to the fewest passes")
     how.add_argument("--r", type=int, help="verify rounds per row: short for --b with --k-v 1")
@@ -112,6 +116,13 @@ def _add_generate(commands) -> None:
     model.add_argument(
         "--heads", default="auto", help='a heads file, "auto" (the shipped ones), or "none": training-free drafts'
     )
+
+
+def _window(text: str) -> int | str:
+    """The argument of --window."""
+    if text == AUTO or text.isdigit():
+        return text if text == AUTO else int(text)
+    raise argparse.ArgumentTypeError(f'"{text}" is neither a number of cells nor "{AUTO}"')
 
 
 def _peer_knobs() -> dict[str, tuple[Field, list[str]]]:
@@ -156,8 +167,13 @@ def _generate(args: argparse.Namespace) -> None:
         raise ValueError(f"--batch must be at least 1, got {args.batch}.")
     require_png(args.out)
     backbone = load(args)
-    heads, config = _heads(args, backbone), _config(args, backbone)
     sampling = backbone.defaults.updated(cfg=args.cfg, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    fitting = args.window == AUTO
+    if fitting:
+        args.window = None
+    heads, config = _heads(args, backbone), _config(args, backbone)
+    if fitting:
+        config = _with_fitting_window(args, backbone, heads, config, sampling)
     seed = random.randint(0, MAX_SEED - args.batch) if args.seed is None else args.seed
     seeds = list(range(seed, seed + args.batch))
 
@@ -170,6 +186,17 @@ def _generate(args: argparse.Namespace) -> None:
     for i, rgb in enumerate(backbone.decode_image(result.tokens)):
         path = args.out if args.batch == 1 else args.out.with_stem(f"{args.out.stem}-{seeds[i]}")
         _write(to_pil(rgb), path, result.metadata(i))
+
+
+def _with_fitting_window(args, backbone: Backbone, heads: Heads | None, config: DecodeConfig, sampling) -> DecodeConfig:
+    """The config with the window that is fastest on this device."""
+    if config.decoder != "lossless" and not args.compare:
+        raise ValueError(f"--window {AUTO} is for lossless: give {config.decoder} a number, or leave it out.")
+    grid = backbone.grid(args.width, args.height)
+    costs = window_costs(backbone, [args.prompt] * args.batch, config, sampling, heads=heads, grid=grid)
+    config = replace(config, window=fastest_window(costs))
+    print(f"a window of {config.window} cells is the fastest here")
+    return config
 
 
 def _generate_sheet(args, backbone: Backbone, heads: Heads | None, config, sampling, seeds: list[int]) -> None:

@@ -117,6 +117,19 @@ def test_a_batch_gets_one_file_per_seed_and_equals_single_runs(tmp_path):
     assert difference.max() <= 1
 
 
+def test_the_window_that_fits_the_device_draws_the_same_picture(tmp_path, monkeypatch, capsys):
+    costs = {8: 0.01, 24: 0.02}
+    monkeypatch.setattr(cli, "window_costs", lambda *args, **kwargs: costs)
+    pictures = []
+    for window in ("24", "auto"):
+        out = tmp_path / f"{window}.png"
+        assert cli.main(["generate", "a cat", "--lossless", "--window", window, "--seed", "3", "--out", str(out)]) == 0
+        with Image.open(out) as image:
+            pictures.append(np.asarray(image))
+            assert f"window={8 if window == 'auto' else 24}" in image.info["decoder"]
+    assert np.array_equal(*pictures)
+
+
 def test_compare_and_sheet_write_captioned_pictures(tmp_path):
     for flag, columns, rows in (("--compare", 3, 1), ("--sheet", 3, 2)):
         out = tmp_path / f"{flag[2:]}.png"
@@ -133,6 +146,7 @@ def test_compare_and_sheet_write_captioned_pictures(tmp_path):
         (["a zebra"], 'does not know "zebra"'),
         (["a cat", "--out", "cat.jpg"], "pictures are written as PNG"),
         (["a cat", "--lossless", "--decoder", "ar"], "contradict each other"),
+        (["a cat", "--window", "auto"], "--window auto is for lossless"),
         (["a cat", "--decoder", "ar", "--b", "3"], "The schedule (--b) is SSD's"),
         (["a cat", "--speed", "fast", "--r", "2"], "--speed chooses"),
         (["a cat", "--r", "2", "--b", "1"], "give either --r, or --b"),
