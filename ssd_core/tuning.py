@@ -1,7 +1,7 @@
 """Fits the lossless window to the device: what a pass costs there against what it brings."""
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import median
 
 from .backbones import Backbone
@@ -12,7 +12,7 @@ from .sampling import SamplingConfig
 from .session import DecodingSession
 
 WINDOWS = (8, 12, 16, 24, 32, 48, 64, 96)
-HALF_GAIN = 6  # cells; a window of L brings about L / (L + HALF_GAIN) of what an endless one would (builtin, L = 16 to 96)
+HALF_GAIN = 6  # cells; L of them bring about L / (L + HALF_GAIN) of what endless ones would (builtin, L = 16 to 96)
 
 
 def window_costs(
@@ -34,7 +34,7 @@ def window_costs(
         events = decode(session, config, heads, synchronize=True)
         ends = [event.seconds for event in islice(events, passes + 2)][1:]  # from the end of the first pass
         events.close()
-        costs[window] = median(after - before for before, after in zip(ends, ends[1:], strict=False))
+        costs[window] = median(after - before for before, after in pairwise(ends))
     return costs
 
 
