@@ -52,17 +52,23 @@ def build_accelerator() -> Accelerator:
 
 
 def train_tokenizer(args: argparse.Namespace) -> None:
-    """FSQ autoencoder on training scenes: L1 + squared error + error of the pixel gradients."""
+    """FSQ autoencoder on training scenes: L1 + squared error + error of the pixel gradients.
+
+    A later sitting teaches the decoder alone: the codes, and what was trained on them, stay as they are.
+    """
     torch.manual_seed(0)
     accelerator = build_accelerator()
-    model = ImageTokenizer().to(memory_format=torch.channels_last)
+    model, seed = ImageTokenizer().to(memory_format=torch.channels_last), _scene_seed(args.sitting)
+    if args.sitting > 1:
+        load_module(model, args.weights / "tokenizer.safetensors")
+        model.encoder.requires_grad_(False)
     reconstruct = torch.compile(model.reconstruct) if args.compile else model.reconstruct
 
     def batch(i: int) -> Tensor:
         indices = range(i * args.batch, (i + 1) * args.batch)
         crowded = indices[: args.batch * 3 // 4]  # objects are harder than backgrounds
-        images = [scenes.crowded_example(TRAIN_SEED, j)[2] for j in crowded]
-        rgb = torch.cat((to_floats(images), pictures(TRAIN_SEED, indices[len(crowded) :])))
+        images = [scenes.crowded_example(seed, j)[2] for j in crowded]
+        rgb = torch.cat((to_floats(images), pictures(seed, indices[len(crowded) :])))
         return rgb.to(accelerator.device, memory_format=torch.channels_last)
 
     def loss(_: nn.Module, rgb: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -77,7 +83,10 @@ def train_tokenizer(args: argparse.Namespace) -> None:
         out = model.decode(codes).permute(0, 3, 1, 2)
         return {"held_out_psnr": psnr(out, rgb), "codes_used": float(codes.unique().numel())}
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        learning, lr=2e-3 if args.sitting == 1 else 1e-3, betas=(0.9, 0.95), weight_decay=0.01
+    )
     config = LoopConfig(steps=args.steps, warmup=200, final_lr=0.01, ema=0.998, clip=1.0, log_every=100)
     _fit("tokenizer", args, accelerator, model, loss, batch, [optimizer], config, evaluate)
     save_weights(model, args.weights / "tokenizer.safetensors")
@@ -169,7 +178,7 @@ def train_transformer(args: argparse.Namespace) -> None:
     if args.sitting > 1:
         load_module(transformer, args.weights / "transformer.safetensors")
     model = Grounding(transformer)
-    data_seed = TRAIN_SEED + 1000 * (args.sitting - 1)  # scenes that no earlier sitting saw
+    seed = _scene_seed(args.sitting)
     cells = scenes.GRID**2
     positions = torch.arange(LONGEST_CAPTION + cells - 1) + words.MAX_WORDS - LONGEST_CAPTION
     positions = positions.expand(args.batch, -1).contiguous().to(accelerator.device)
@@ -195,7 +204,7 @@ def train_transformer(args: argparse.Namespace) -> None:
     def batch(i: int) -> tuple[Tensor, ...]:
         # Crowded scenes show more objects; the end of the run has only what is asked for.
         crowded = args.batch * 3 // 4 if i < 0.6 * args.steps else 0
-        return examples(data_seed, range(i * args.batch, (i + 1) * args.batch), crowded)
+        return examples(seed, range(i * args.batch, (i + 1) * args.batch), crowded)
 
     def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
         code, recall, place, part = compiled(*batch, positions)
@@ -221,6 +230,11 @@ def train_transformer(args: argparse.Namespace) -> None:
     config = LoopConfig(steps=args.steps, warmup=100, final_lr=0.02, ema=0.998, clip=1.0, log_every=20)
     _fit("transformer", args, accelerator, model, loss, batch, optimizers, config, evaluate)
     save_weights(transformer, args.weights / "transformer.safetensors")
+
+
+def _scene_seed(sitting: int) -> int:
+    """Every sitting has training scenes of its own."""
+    return TRAIN_SEED + 1000 * (sitting - 1)
 
 
 def _fit(
@@ -286,14 +300,14 @@ def main() -> None:
         "--sitting",
         type=int,
         default=1,
-        help="transformer only: 2, 3, ... goes on from the finished weights, on fresh scenes",
+        help="2, 3, ... goes on from finished weights, on fresh scenes: of the transformer, or the tokenizer's decoder",
     )
     parser.add_argument("--compile", action="store_true", help="twice as fast; needs a C++ compiler")
     args = parser.parse_args()
     run, steps, batch = STAGES[args.stage]
     args.steps, args.batch = args.steps or steps, args.batch or batch
-    if args.sitting != 1 and args.stage != "transformer":
-        parser.error("--sitting is for the transformer only.")
+    if args.sitting != 1 and args.stage not in ("tokenizer", "transformer"):
+        parser.error("--sitting is for the tokenizer and the transformer.")
     run(args)
 
 
