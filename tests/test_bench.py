@@ -431,16 +431,17 @@ def test_the_suite_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("ssd_core.bench.suite.REAL", 4)
     backbone = FakeBackbone(3, 8)
     model = Model(backbone, random_heads(backbone, 5, 3))
+    forward, passed = FakeBackbone.forward, []
+    monkeypatch.setattr(FakeBackbone, "forward", lambda *args: passed.append(1) or forward(*args))
 
-    def run(minutes: float) -> tuple[Suite, dict, int]:
-        with Meter(backbone) as meter:
-            size = dict(captions=8, batch=4, speed_captions=1)
-            store, clock = Store(tmp_path), Clock(minutes)
-            suite, facts = run_suite(model, model, GUIDED, MeanColor(), store, clock, **size)
-        return suite, facts, meter.passes
+    def run(minutes: float) -> tuple[Suite, int, int]:
+        passed.clear()
+        size = dict(captions=8, batch=4, speed_captions=1)
+        suite = run_suite(model, model, GUIDED, MeanColor(), Store(tmp_path), Clock(minutes), **size)
+        return suite, suite.facts["captions"], len(passed)
 
-    suite, facts, passes = run(minutes=0)  # the first round is drawn in any case
-    assert facts["captions"] == 4
+    suite, captions, passes = run(minutes=0)  # the first round is drawn in any case
+    assert captions == 4
     assert passes > 0
     assert "raise --minutes" in capsys.readouterr().err
     names = {row.name for row in suite.speed}
@@ -450,14 +451,12 @@ def test_the_suite_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     assert len(suite.ablations["rounds"]) == 5
     assert suite.deviation.shift is not None
     assert suite.directions[0].vertical > 0
-    _, facts, passes = run(minutes=0)
-    assert (facts["captions"], passes) == (4, 0)
-    _, facts, passes = run(minutes=60)
-    assert facts["captions"] == 8
+    _, captions, passes = run(minutes=0)
+    assert (captions, passes) == (4, 0)
+    suite, captions, passes = run(minutes=60)
+    assert captions == 8
     assert passes > 0
-    suite.facts = facts | dict(
-        backbone="fake", fingerprint="f", dtype="float32", device="cpu", bandwidth=1e9, torch="2"
-    )
+    suite.facts |= dict(backbone="fake", fingerprint="f", dtype="float32", device="cpu", bandwidth=1e9, torch="2")
     suite.facts |= dict(drawn_dtype="float32", sampling=vars(GUIDED))
     write_page(tmp_path / "page.md", suite)
     text = (tmp_path / "page.md").read_text(encoding="utf-8")

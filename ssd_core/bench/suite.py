@@ -21,6 +21,7 @@ from .store import Store, weights_of
 
 ABLATED = ("rules", "rounds", "lookahead", "staged")
 REAL, REAL_SEED = 512, 5  # the scenes that the Frechet distance compares with
+JUDGING = 0.1  # of the time, for what comes after the last round
 SETS = 3  # pictures per caption that the deviation from AR is measured on
 
 
@@ -35,9 +36,10 @@ class Model(NamedTuple):
 class Suite:
     """Everything that a page is about; rows have the short names of their contenders.
 
-    quality: the first row is the floor, the second one AR. ablations: by name. exact: names of the decoders that
-    need no judging, as they draw AR's pictures or from AR's distribution. deviation: the preset's, over some sets
-    of seeds. preset: its name.
+    facts: of the run, among them captions and speed_captions (how many) and cols (of the grid). quality: the first
+    row is the floor, the second one AR. ablations: by name. exact: names of the decoders that need no judging, as
+    they draw AR's pictures or from AR's distribution. deviation: the preset's, over some sets of seeds. preset: its
+    name.
     """
 
     facts: dict
@@ -77,67 +79,77 @@ def run_suite(
     captions: int,
     batch: int,
     speed_captions: int,
-) -> tuple[Suite, dict]:
+) -> Suite:
     """Measures all of it: speed and cost with the model `timed`, pictures with `drawn` (they may be one).
 
     captions: at most, in rounds of `batch`; a round that is unlikely to end in time is not begun. Finished runs
-    are taken from the store. Returns the suite and facts about it.
+    are taken from the store.
     """
-    backbone, grid = timed.backbone, timed.backbone.grid()
-    base = DecodeConfig.preset(backbone.family)
+    grid, base = timed.backbone.grid(), DecodeConfig.preset(timed.backbone.family)
     chosen = {each.short(base): each for each in everyone(base, grid)}
-    preset = Contender(base).short(base)
-    ablated = {name: [each.short(base) for each in _ends(name, contenders(name, base))] for name in ABLATED}
+    ablations = {name: {each.short(base): each for each in _ends(name, contenders(name, base))} for name in ABLATED}
     drawing = {name: each for name, each in chosen.items() if not each.is_exact}
-    for name in ABLATED:
-        drawing |= {each.short(base): each for each in _ends(name, contenders(name, base))}
-
+    for some in ablations.values():
+        drawing |= some
+    preset = Contender(base).short(base)
     prompts = held_out_prompts(captions)
     texts, specs = [text for text, _ in prompts], [spec for _, spec in prompts]
-    speed = _timed(timed, list(chosen.values()), texts[:speed_captions], sampling, store, clock)
-    cost = _costs(timed, sampling, store, clock)
-    for row, name in zip(speed, chosen, strict=True):
-        row.name = name
 
-    def pictures(name: str, contender: Contender, count: int, sets: int = 1) -> Drawn:
+    speed = _timed(timed, chosen, texts[:speed_captions], sampling, store, clock)
+    cost = _costs(timed, sampling, store, clock)
+    pictures, several = _drawn(drawn, drawing, preset, texts, sampling, batch, store, clock)
+    done = pictures["ar"].tokens.shape[1]
+
+    clock.say("judging")
+    real = scorer.features(real_scenes(REAL, REAL_SEED)[0])
+    judged = {
+        name: judge_drawn(drawn.backbone, name, each, specs[:done], scorer, real, pictures["ar"])
+        for name, each in pictures.items()
+    }
+    suite = Suite(
+        {"captions": done, "speed_captions": min(speed_captions, captions), "cols": grid.cols},
+        speed,
+        cost,
+        [judge_real(scorer, real, done, REAL_SEED + 1), *(judged[name] for name in chosen if name in judged)],
+        {name: [judged[each] for each in some] for name, some in ablations.items()},
+        _directions(drawn, texts[:batch], several["ar"], sampling, store) if drawn.heads else [],
+        judge_drawn(drawn.backbone, preset, several[preset], specs[:batch], scorer, real, several["ar"]),
+        [name for name, each in chosen.items() if each.is_exact],
+        preset,
+    )
+    return suite
+
+
+def _drawn(
+    model: Model,
+    drawing: dict[str, Contender],
+    preset: str,
+    texts: Sequence[str],
+    sampling: SamplingConfig,
+    batch: int,
+    store: Store,
+    clock: Clock,
+) -> tuple[dict[str, Drawn], dict[str, Drawn]]:
+    """Pictures of as many captions as there is time for by everyone, and of the first ones over several sets of seeds
+    by AR and the preset."""
+
+    def pictures(name: str, count: int, sets: int = 1) -> Drawn:
         began = time.monotonic()
-        found = draw(*drawn, contender, texts[:count], sampling, sets=sets, batch=batch, store=store)
+        found = draw(*model, drawing[name], texts[:count], sampling, sets=sets, batch=batch, store=store)
         if time.monotonic() - began > 1:
             clock.say(f"{name}: {sets * count} pictures")
         return found
 
-    done, rounds = 0, -(-captions // batch)
-    for number in range(1, rounds + 1):
-        count = min(number * batch, captions)
-        clock.say(f"captions {done + 1} to {count}, by {len(drawing)} decoders")
-        kept = {name: pictures(name, each, count) for name, each in drawing.items()}
-        done = count
-        several = {name: pictures(name, drawing[name], min(batch, captions), SETS) for name in ("ar", preset)}
-        expected = 1.15 * sum(each.seconds for each in kept.values()) / number
-        if number < rounds and clock.left() < expected:
+    rounds = range(batch, len(texts) + batch, batch)
+    for number, count in enumerate(rounds, 1):
+        clock.say(f"pictures for {min(count, len(texts))} captions by {len(drawing)} decoders")
+        kept = {name: pictures(name, count) for name in drawing}
+        several = {name: pictures(name, batch, SETS) for name in ("ar", preset)}
+        expected = sum(each.seconds for each in kept.values()) / number
+        if number < len(rounds) and clock.left() < 1.15 * expected + JUDGING * 60 * clock.minutes:
             clock.say(f"another round would take {expected / 60:.1f} min: raise --minutes for more captions")
             break
-
-    clock.say("judging")
-    specs = specs[:done]
-    real = scorer.features(real_scenes(REAL, REAL_SEED)[0])
-    judged = {
-        name: judge_drawn(drawn.backbone, name, each, specs, scorer, real, kept["ar"]) for name, each in kept.items()
-    }
-    deviation = judge_drawn(drawn.backbone, preset, several[preset], specs[:batch], scorer, real, several["ar"])
-    directions = _directions(drawn, texts[:batch], several["ar"], sampling, store) if drawn.heads else []
-    suite = Suite(
-        {},
-        speed,
-        cost,
-        [judge_real(scorer, real, done, REAL_SEED + 1), *(judged[name] for name in chosen if name in judged)],
-        {name: [judged[each] for each in some] for name, some in ablated.items()},
-        directions,
-        deviation,
-        [name for name, each in chosen.items() if each.is_exact],
-        preset,
-    )
-    return suite, {"captions": done, "speed_captions": min(speed_captions, captions), "cols": grid.cols}
+    return kept, several
 
 
 def _ends(name: str, some: Sequence[Contender]) -> Sequence[Contender]:
@@ -147,7 +159,7 @@ def _ends(name: str, some: Sequence[Contender]) -> Sequence[Contender]:
 
 def _timed(
     model: Model,
-    chosen: Sequence[Contender],
+    chosen: dict[str, Contender],
     texts: Sequence[str],
     sampling: SamplingConfig,
     store: Store,
@@ -163,10 +175,10 @@ def _timed(
             clock.say(f"speed: {runs} of {total} runs")
 
     def run() -> list[dict]:
-        rows = measure_speed(*model, chosen, texts, sampling, on_run=on_run)
-        return [row.as_dict() for row in rows]
+        rows = measure_speed(*model, list(chosen.values()), texts, sampling, on_run=on_run)
+        return [{**row.as_dict(), "name": name} for row, name in zip(rows, chosen, strict=True)]
 
-    key = {"what": "speed", "decoders": [str(each) for each in chosen], "prompts": texts}
+    key = {"what": "speed", "decoders": [str(each) for each in chosen.values()], "prompts": texts}
     key["machine"] = device_name(model.backbone.device)
     return [Speed(**row) for row in store.recall({**key, **_common(model, sampling)}, run)]
 
