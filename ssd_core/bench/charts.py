@@ -49,7 +49,7 @@ def chart(
 ) -> str:
     """An SVG document; `lines` joins the points of a series, `with_frontier` draws the frontier of all.
 
-    Series without labels are named in a legend.
+    Series without labels are named at their last point.
     """
     every = [point for each in series for point in each.points]
     x_axis = _Axis([x for x, _ in every], LEFT, WIDTH - RIGHT, log=log_x)
@@ -84,8 +84,7 @@ def chart(
             if each.labels:
                 texts += labels.place(left, top, each.labels[i], color)
         if not each.labels and len(series) > 1:
-            x, y = LEFT + 14, TOP + 20 + 18 * number
-            dots += [f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{color}"/>', _text(x + 10, y, each.name, "start", INK)]
+            texts += labels.place(left, top, each.name, color)
     return "\n".join([*parts, *texts, *dots, "</svg>\n"])
 
 
@@ -105,6 +104,8 @@ class _Axis:
             step = min(
                 (factor * 10 ** math.floor(math.log10(raw)) for factor in (1, 2, 5, 10)), key=lambda s: abs(s - raw)
             )
+            if all(float(value).is_integer() for value in values):
+                step = max(step, 1)
             first = math.ceil(self.low / step)
             candidates = [round(step * n, 10) for n in range(first, math.floor(self.high / step) + 1)]
         self.ticks = [value for value in candidates if self.low <= self._scaled(value) <= self.high]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from ..decoders import DECODERS
 from ..files import write_atomically
 from .ablations import ABLATIONS
 from .charts import Series, chart, frontier
@@ -13,6 +14,7 @@ from .quality import Quality, gain
 from .suite import Suite
 
 REPOSITORY_COMMAND = "python -m ssd_core.bench report"
+AXES = {"fewer_passes": "passes", "speedup": "seconds"}
 VERDICTS = {True: "holds here", False: "does not hold here", None: "undecided here, within the noise"}
 HOW_TO_READ = """\
 *Passes* are runs of the network, what a large model on a GPU pays for; *seconds* are this machine's, which pays for
@@ -80,9 +82,9 @@ def findings(suite: Suite) -> list[str]:
     peers = [point for point in every if point.name.split()[0] not in ("ssd", "ar", "lossless", "window")]
     ours = [point for point in every if point.name.startswith("ssd")]
     if ours and peers:
-        for axis, title in (("fewer_passes", "in passes"), ("speedup", "in seconds")):
+        for axis, title in AXES.items():
             holds, figures = _ahead(ours, peers, axis)
-            check(f"No peer is both faster than an SSD setting, {title}, and better (Table 1)", holds, figures)
+            check(f"No peer is both faster than an SSD setting, in {title}, and better (Table 1)", holds, figures)
     if suite.deviation and suite.deviation.shift is not None:
         shift, spread = suite.deviation.shift, suite.deviation.spread
         figures = f"shift {shift:.2f} of AR's spread, spread {spread:+.0%}; the paper: 0.70 and +25 %"
@@ -111,7 +113,7 @@ def findings(suite: Suite) -> list[str]:
         check(claim, close, f"kept by distance, right and below, {figures}")
     if row := {each.tokens: each for each in suite.cost}.get(suite.facts["cols"]):
         claim = "Drafting a row is cheap, at most 0.1 AR steps (Table 13)"
-        check(claim, row.draft_steps <= 0.1, f"{row.tokens} tokens: {row.draft_steps:.2f}")
+        check(claim, row.draft_steps <= 0.1, f"{row.tokens} tokens: {row.draft_steps:.3f}")
         claim = "Verifying a row costs little more than one token, at most 1.3 AR steps (Table 13)"
         check(claim, row.verify_steps <= 1.3, f"{row.tokens} tokens: {row.verify_steps:.2f}")
     return lines
@@ -156,6 +158,8 @@ def write_page(page: Path, suite: Suite) -> None:
         f"95 % confidence intervals. {_exact(suite)}",
         HOW_TO_READ,
         table(_overview(suite)),
+        _frontiers(suite),
+        "\n".join(f"- **{name}**: {text}" for name, text in DECODERS.items()),
         "## Which findings of the paper hold on this model",
         "The paper's models are several hundred times larger and run on a GPU; each line below is decided by this "
         "page's numbers alone. Scores are compared caption by caption (paired bootstrap, 95 %).",
@@ -180,7 +184,7 @@ def write_page(page: Path, suite: Suite) -> None:
         "share of tokens that each verify round kept; *of bandwidth* is the share of the memory bandwidth that reading "
         "weights and cache takes.",
         table([row.as_texts() for row in suite.speed]),
-        f"Quality, category by category; {suite.facts['captions']} pictures each:",
+        f"Quality by category, {suite.facts['captions']} pictures each; *overall* is the score:",
         table([row.as_texts() for row in suite.quality]),
     ]
     write_atomically(page, lambda path: path.write_text("\n\n".join(parts) + "\n", encoding="utf-8"))
@@ -211,20 +215,29 @@ def _exact(suite: Suite) -> str:
     return f"Exact by construction, so they have AR's score: {names}."
 
 
+def _on_frontier(suite: Suite, axis: str) -> list[str]:
+    """The names of the decoders that no other beats in both, the fastest last."""
+    every = points(suite)
+    edge = frontier([(getattr(point, axis), point.score) for point in every])
+    return [point.name for corner in edge for point in every if (getattr(point, axis), point.score) == corner]
+
+
+def _frontiers(suite: Suite) -> str:
+    """Who is on the frontiers, and which settings of SSD are not."""
+    edges = {title: _on_frontier(suite, axis) for axis, title in AXES.items()}
+    lines = [f"On the frontier in {title}: {', '.join(names)}." for title, names in edges.items()]
+    leading = {name for names in edges.values() for name in names}
+    behind = [point.name for point in points(suite) if point.name.startswith("ssd") and point.name not in leading]
+    if behind:
+        lines.append(f"SSD's settings on neither: {', '.join(behind)}.")
+    return " ".join(lines)
+
+
 def _overview(suite: Suite) -> list[dict[str, str]]:
-    """A row per decoder: what it takes and what it draws, the best of both first."""
-    edges = {
-        axis: frontier([(getattr(point, axis), point.score) for point in points(suite)])
-        for axis in ("fewer_passes", "speedup")
-    }
-    speed = {row.name: row for row in suite.speed}
-    rows = []
+    """A row per decoder: what it takes and what it draws."""
+    edges = {title: _on_frontier(suite, axis) for axis, title in AXES.items()}
+    speed, rows = {row.name: row for row in suite.speed}, []
     for point in points(suite):
-        on = [
-            title
-            for title, axis in (("passes", "fewer_passes"), ("seconds", "speedup"))
-            if (getattr(point, axis), point.score) in edges[axis]
-        ]
         row, quality, exact = speed[point.name], point.quality, point.name in suite.exact
         rows.append(
             {
@@ -237,7 +250,7 @@ def _overview(suite: Suite) -> list[dict[str, str]]:
                 "nats per cell": "as AR" if exact else _text(quality.nll, digits=3),
                 "Frechet": "as AR" if exact else _text(quality.frechet, digits=2),
                 "equal to AR %": f"{100 * row.agreement:.1f}",
-                "on the frontier of": " and ".join(on),
+                "on the frontier of": " and ".join(title for title, names in edges.items() if point.name in names),
             }
         )
     return rows
@@ -279,11 +292,11 @@ def _charts(suite: Suite) -> dict[str, str]:
         ),
     }
     if rounds := suite.ablations.get("rounds"):
-        scored = [(float(r), 100 * row.overall.mean) for r, row in enumerate(rounds)]
+        scored = [(r, 100 * row.overall.mean) for r, row in enumerate(rounds)]
         margins = [100 * (row.overall.margin or 0) for row in rounds]
-        charts["rounds"] = chart(
-            "Verify rounds per row", "r", "score, %", [Series("ssd", scored, [row.name for row in rounds], margins)]
-        )
+        ar = 100 * suite.quality[1].overall.mean
+        lines = [Series("ssd", scored, margins=margins), Series("ar", [(r, ar) for r, _ in enumerate(rounds)])]
+        charts["rounds"] = chart("Verify rounds", "verify rounds per row, r", "score, %", lines)
     if suite.directions:
         series = [
             Series(

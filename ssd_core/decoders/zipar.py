@@ -60,16 +60,14 @@ def zipar(session: DecodingSession, options: ZipAROptions, rule: str) -> Iterato
     raster = torch.arange(grid.size, device=device)
     fed = torch.zeros(session.batch, grid.size, dtype=torch.bool, device=device)  # cells with keys and values
 
-    def choose(log_p: Tensor, targets: list[tuple[int, int, Cell]]) -> Tensor:
-        """Tokens [len(targets)], given log p [B, n, V]; targets: image, which of the n predicts it, cell."""
+    def choose(log_p: Tensor, targets: list[tuple[int, int, Cell]]) -> None:
+        """Picks tokens, given log p [B, n, V]; targets: image, which of the n predicts it, cell."""
         where = torch.tensor([(image, slot, grid.index(*cell)) for image, slot, cell in targets], device=device)
         scores = log_p[where[:, 0], where[:, 1]]
         if rule != GREEDY:
             scores = scores + torch.stack([noise.shared_row(image, y)[x] for image, _, (y, x) in targets])
-        tokens = scores.argmax(-1)
-        session.tokens[where[:, 0], where[:, 2]] = tokens
+        session.tokens[where[:, 0], where[:, 2]] = scores.argmax(-1)
         session.status[where[:, 0], where[:, 2]] = FINAL
-        return tokens
 
     choose(session.log_probs(session.prefill()), [(image, 0, (0, 0)) for image in images])
     yield session.event("prefill", range(1), 1 / (planned or grid.size))
@@ -86,19 +84,18 @@ def zipar(session: DecodingSession, options: ZipAROptions, rule: str) -> Iterato
         seen = fed[:, None, :end] & (raster[:end] < index[..., None]) | (raster[:end] == stores[..., None])
         log_p = session.log_probs(session.forward_cells(session.tokens.gather(1, source), index, seen, stores))
 
-        fresh = [[(i, slot, (y, x + 1)) for slot, (y, x) in enumerate(latest[i]) if x + 1 < cols] for i in images]
-        targets = [target for some in fresh for target in some]
-        tokens = choose(log_p, targets) if targets else None
-        for i in images:
+        targets = [(i, slot, (y, x + 1)) for i in images for slot, (y, x) in enumerate(latest[i]) if x + 1 < cols]
+        if targets:
+            choose(log_p, targets)
+        for i, cells in enumerate(latest):
             settled = True
-            if options.adaptive and latest[i] and latest[i][-1][1] < 0 and latest[i][-2][1] + 1 < cols:
-                row, before = latest[i][-1][0], first[i]
-                first[i] = int(tokens[targets.index(fresh[i][-1])])
+            if options.adaptive and cells and cells[-1][1] < 0 and cells[-2][1] + 1 < cols:
+                start = grid.index(cells[-1][0])
+                before, first[i] = first[i], int(session.tokens[i, start])
                 settled = first[i] == before
-                if not settled:
-                    session.status[i, grid.index(row)] = DRAFT
+                session.status[i, start] = FINAL if settled else DRAFT
             first[i] = None if settled else first[i]
-            latest[i] = following(latest[i], grid, lag, settled)
+            latest[i] = following(cells, grid, lag, settled)
         chosen = min(_chosen(cells, grid) for cells in latest)
         progress = session.nfe / planned if planned else chosen / (grid.rows * cols)
         yield session.event("commit", range(min(tops), max(newest) + 1), progress)
