@@ -12,6 +12,10 @@ INK, MUTED, GRID = "#24292f", "#57606a", "#d8dee4"
 COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#9a6700", "#bf3989", "#57606a", "#0a7ea4", "#e16f24", "#116329")
 LETTER, LINE = 6.3, 12  # px that a letter of a label takes, and a label
 
+# Where a label may be from its point, the best first: to the right (1) or left (-1), below (1) or above (-1).
+_SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
+_OFF_LINES = ((0, -1), (-1, -1), (0, 1), (-1, 1), (1, 0))
+
 
 @dataclass(frozen=True)
 class Series:
@@ -84,7 +88,7 @@ def chart(
             if each.labels:
                 texts += labels.place(left, top, each.labels[i], color)
         if not each.labels and len(series) > 1:
-            texts += labels.place(left, top, each.name, color)
+            texts += labels.place(left, top, each.name, color, _OFF_LINES)
     return "\n".join([*parts, *texts, *dots, "</svg>\n"])
 
 
@@ -136,11 +140,11 @@ class _Labels:
     def __init__(self, points: Sequence[tuple[float, float]]):
         self._taken = [_Box(x - 5, y - 5, x + 5, y + 5) for x, y in points]
 
-    def place(self, x: float, y: float, text: str, color: str) -> list[str]:
+    def place(self, x: float, y: float, text: str, color: str, sides: Sequence[tuple[int, int]] = _SIDES) -> list[str]:
         """The name, and a line to it if it is not next to the point."""
         width = LETTER * len(text)
         best, best_cost, anchor = None, math.inf, "start"
-        for distance, (right, down) in product((0, 13, 26, 39, 52, 65), _SIDES):
+        for distance, (right, down) in product((0, 13, 26, 39, 52, 65), sides):
             if distance and not down:
                 continue
             left = x + (8 if right > 0 else -8 - width if right < 0 else -width / 2)
@@ -158,9 +162,6 @@ class _Labels:
             near = min(max(x, best.left), best.right)
             parts.append(_line(x, y, near, best.bottom if middle < y else best.top, color, 0.5))
         return parts
-
-
-_SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))  # of the point, the best first
 
 
 def _path(points, x_axis: _Axis, y_axis: _Axis, color: str, dash: str = "") -> str:

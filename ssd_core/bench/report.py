@@ -212,7 +212,7 @@ def _exact(suite: Suite) -> str:
     if not suite.exact:
         return ""
     names = ", ".join(f"`{name}`" for name in suite.exact)
-    return f"Exact by construction, so they have AR's score: {names}."
+    return f"These draw AR's pictures, or from AR's distribution, so AR's score is theirs: {names}."
 
 
 def _on_frontier(suite: Suite, axis: str) -> list[str]:
