@@ -408,7 +408,7 @@ def test_the_page_says_which_findings_hold(tmp_path):
     assert "lossless window=8" in (page.parent / "benchmarks-passes.svg").read_text(encoding="utf-8")
     assert re.search(r"\| lossless window=8 \| 18 \| 2.00x \| .* \| as AR \|", text)
 
-    many = suite_of(FakeBackbone(4, 8), 4000)
+    many = suite_of(FakeBackbone(4, 8), 400)
     assert verdicts(many)["Accept-rejec"] == "does not"
     assert verdicts(many)["SSD costs at"] == "does not"
     next(row for row in many.speed if row.name == "zipar").nfe = 2  # fewer passes than any, and better
@@ -503,6 +503,8 @@ def test_speed_on_the_command_line_ends_with_json(monkeypatch, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]["tokens"] == 1
     assert main(["speed", "--decoders", "best"]) == 2
     assert capsys.readouterr().err.startswith("error: Unknown decoder")
+    assert main(["report", "--backbone", "janus"]) == 2
+    assert "knows only the builtin model's scenes" in capsys.readouterr().err
     assert main(["ablations", "heads"]) == 2
     assert "name them with --heads" in capsys.readouterr().err
 

@@ -191,7 +191,7 @@ def cost(args: argparse.Namespace) -> tuple[dict, list[dict]]:
 
 def quality(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     """The scorer's figures on held-out captions, Frechet distance, likelihood under AR and distance from it."""
-    backbone, heads = _backbone(args)
+    backbone, heads = _builtin(args)
     chosen = _contenders(args, backbone)
     if not args.decoders:
         chosen = [each for each in chosen if each.config.decoder != "lossless"]  # its pictures are AR's
@@ -201,7 +201,7 @@ def quality(args: argparse.Namespace) -> tuple[dict, list[dict]]:
 
 def ablate(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     """The paper's ablations on the builtin model, by name."""
-    backbone, heads = _backbone(args)
+    backbone, heads = _builtin(args)
     base, store = DecodeConfig.preset(backbone.family), Store(args.runs)
     every = [*ablations.ABLATIONS, "directions"]
     names = args.names or [name for name in every if name != "heads" or args.heads]
@@ -230,10 +230,10 @@ def report(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     fit, up to --captions. For a first look: --captions 4 --speed-captions 1.
     """
     clock, store = Clock(args.minutes), Store(args.runs)
-    timed = drawn = Model(*_backbone(args))
+    timed = drawn = Model(*_builtin(args))
     if args.dtype == "auto":
         args.dtype = fastest_dtype(timed.backbone.device)
-        drawn = Model(*_backbone(args))
+        drawn = Model(*_builtin(args))
     size = {name: getattr(args, name) for name in ("captions", "batch", "speed_captions")}
     suite = run_suite(timed, drawn, _sampling(args, timed.backbone), load_scorer(), store, clock, **size)
     drawn_dtype = str(drawn.backbone.dtype).removeprefix("torch.")
@@ -303,6 +303,16 @@ def _backbone(args: argparse.Namespace) -> tuple[Backbone, Heads | None]:
     if isinstance(getattr(args, "heads", None), Path):
         return backbone, load_heads(args.heads, backbone.fingerprint, device=backbone.device, dtype=backbone.dtype)
     return backbone, backbone.shipped_heads()
+
+
+def _builtin(args: argparse.Namespace) -> tuple[Backbone, Heads | None]:
+    """For what the scorer judges, which knows the scenes of the builtin model."""
+    if args.backbone != "builtin":
+        raise ValueError(
+            "The scorer knows only the builtin model's scenes. For other backbones there are speed, cost, and pictures "
+            "for the official evaluators and fid."
+        )
+    return _backbone(args)
 
 
 def _contenders(args: argparse.Namespace, backbone: Backbone) -> list[Contender]:
