@@ -220,7 +220,7 @@ def test_runs_of_other_code_are_not_recalled(monkeypatch, tmp_path):
 def scored(name: str, passed: np.ndarray) -> Quality:
     """A row with overall scores from passed [N, categories]."""
     overall = float(np.nanmean(np.nanmean(passed, 0)))
-    return Quality(name, nfe=1, scores={"overall": Estimate(overall)}, passed=passed)
+    return Quality(name, nfe=1, scores={"overall": Estimate(overall)}, agreement=Estimate(0.3), passed=passed)
 
 
 def test_scores_are_compared_caption_by_caption():
@@ -230,6 +230,8 @@ def test_scores_are_compared_caption_by_caption():
     difference = gain(scored("one", one[:, None].astype(float)), scored("other", other[:, None].astype(float)))
     assert difference.mean == pytest.approx(0.1)
     assert difference.margin == pytest.approx(1.96 * math.sqrt(0.1 * 0.9 / 400), rel=0.1)
+    few = np.ones((4, 1))  # one caption of each kind
+    assert gain(scored("one", few), scored("other", 0 * few)) == Estimate(1)
     assert gain(scored("one", one[:, None] * 1.0), scored("one", one[:, None] * 1.0)) == Estimate(0, 0, 400)
 
 
@@ -390,10 +392,10 @@ def verdicts(suite: Suite) -> dict[str, str]:
 
 
 def test_the_page_says_which_findings_hold(tmp_path):
-    suite = suite_of(FakeBackbone(4, 8), 4)
+    suite = suite_of(FakeBackbone(4, 8), 8)
     few = verdicts(suite)
     assert few["Verification"] == "holds"
-    assert few["Accept-rejec"] == "undecided"  # 35 % against 40 % of four pictures
+    assert few["Accept-rejec"] == "undecided"  # 35 % against 40 % of eight pictures
     assert few["Cells below "] == "holds"
     assert few["SSD moves th"] == "holds"
     assert few["No peer is b"] in ("holds", "undecided", "does not")  # in seconds, which were measured

@@ -75,14 +75,21 @@ def gain(one: Quality, other: Quality) -> Estimate:
 
 
 def _estimate(passed: np.ndarray, combine: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """Of overall scores [K, ...] of `passed` [K, N, categories]: bootstrap over captions, kind by kind."""
+    """Of overall scores [K, ...] of `passed` [K, N, categories]: bootstrap over captions, kind by kind.
+
+    A single caption of a kind says nothing of chance: no margin then.
+    """
     kinds, count = len(scenes.KINDS), passed.shape[1]
     groups = [np.arange(first, count, kinds) for first in range(min(kinds, count))]  # captions take turns in kinds
     rng = np.random.default_rng(0)
     picks = np.concatenate([rng.choice(group, (RESAMPLES, len(group))) for group in groups], 1)
     scores = np.stack([np.nanmean(np.nanmean(each[picks], 1), -1) for each in passed])
     mean = float(combine(np.nanmean(np.nanmean(passed, 1), -1)))
-    return Estimate(mean, 1.96 * float(combine(scores).std()), count)
+    fewest = min(map(len, groups))
+    if fewest < 2:
+        return Estimate(mean)
+    unbiased = (fewest / (fewest - 1)) ** 0.5  # samples of n from n vary too little
+    return Estimate(mean, 1.96 * unbiased * float(combine(scores).std()), count)
 
 
 @dataclass(frozen=True)
