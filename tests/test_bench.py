@@ -4,7 +4,9 @@ import csv
 import json
 import math
 import re
+import sys
 
+import numpy as np
 import pytest
 import torch
 from fakes import FakeBackbone, random_heads, run, uncached_states
@@ -14,12 +16,16 @@ from ssd_core.bench import ablations
 from ssd_core.bench.__main__ import main
 from ssd_core.bench.charts import Series, chart, frontier
 from ssd_core.bench.contenders import Contender, everyone, parse
+from ssd_core.bench.fid import fid_of_folders
 from ssd_core.bench.figures import Estimate, save, table
-from ssd_core.bench.meter import Meter, bandwidth
+from ssd_core.bench.meter import Meter, bandwidth, device_name, fastest_dtype
 from ssd_core.bench.passes import block_sizes, measure_passes
-from ssd_core.bench.quality import Quality, deviation, draw, mean_nll
-from ssd_core.bench.report import Suite, findings, write_page
+from ssd_core.bench.quality import CATEGORIES, Quality, deviation, draw, gain, negative_log_likelihood, verdicts_of
+from ssd_core.bench.report import findings, write_page
+from ssd_core.bench.scorer import Background, Detection, PromptSpec, evaluate, frechet_distance
 from ssd_core.bench.speed import measure_speed
+from ssd_core.bench.store import Store, heads_digest
+from ssd_core.bench.suite import Clock, Model, Suite, run_suite
 from ssd_core.correction import RULES
 from ssd_core.decoders import DECODERS, DecodeConfig
 from ssd_core.decoders.sjd import SJDOptions
@@ -71,6 +77,17 @@ def test_everyone_is_there_once():
     assert names[0] == "ar"
 
 
+def test_short_names_say_what_is_unusual():
+    names = [each.short(BASE) for each in everyone(BASE, TokenGrid(24, 24))]
+    assert len(names) == len(set(names))
+    expected = ["ar", "mtp", "mtp strict", "sjd window=32", "lantern", "lantern neighbors=10 factor=5.0", "zipar"]
+    expected += ["ssd b=0", "ssd b=2", "ssd b=2 rule=shared-noise", "ssd b=2 commits=early", "window tolerance=1"]
+    assert {*expected, "lossless window=24", "lossless window=24 no heads"} <= set(names)
+    exact = [each.short(BASE) for each in everyone(BASE, TokenGrid(24, 24)) if each.is_exact]
+    assert {name.split()[0] for name in exact} == {"mtp", "sjd", "lossless"}
+    assert "mtp" not in exact
+
+
 # ------------------------------------------------------------------------------------------ speed and cost
 
 
@@ -114,6 +131,11 @@ def test_bandwidth_is_measured():
     assert bandwidth(torch.device("cpu"), size=2**20, repetitions=2) > 1e6
 
 
+def test_the_machine_has_a_name():
+    assert re.fullmatch(r".+, \d+ cores, \d+ threads", device_name(torch.device("cpu")))
+    assert fastest_dtype(torch.device("cpu")) in ("float32", "bfloat16")
+
+
 def test_costs_are_in_steps_of_one_token():
     backbone = FakeBackbone(6, 8)
     rows = measure_passes(backbone, random_heads(backbone), "a", GUIDED, repetitions=2)
@@ -140,8 +162,13 @@ def test_likelihood_under_ar_by_hand():
     log_p = plain.log_probs(uncached_states(plain, session.tokens))
     inside = session.tokens < backbone.codebook_size
     expected = -log_p.gather(-1, session.tokens.clamp(max=31)[..., None])[..., 0][inside].mean()
-    got = mean_nll(backbone, prompts, last.tokens, SamplingConfig(cfg=2.0, top_k=3, temperature=0.5), batch=2)
-    assert got == pytest.approx(float(expected), rel=1e-4)
+    sampling = SamplingConfig(cfg=2.0, top_k=3, temperature=0.5)
+    got = negative_log_likelihood(backbone, prompts, last.tokens, sampling)
+    assert float(got.mean()) == pytest.approx(float(expected), rel=1e-4)
+    assert len(set(got.tolist())) == 3
+    assert float(negative_log_likelihood(backbone, prompts[1:2], last.tokens[1:2], sampling)) == pytest.approx(
+        float(got[1]), rel=1e-4
+    )
 
 
 def test_pictures_of_several_sets_have_seeds_of_their_own():
@@ -149,9 +176,83 @@ def test_pictures_of_several_sets_have_seeds_of_their_own():
     drawn = draw(backbone, None, Contender(DecodeConfig("ar")), ["a", "b", "c"], GUIDED, sets=2, batch=2)
     assert drawn.tokens.shape == (2, 3, 3, 4)
     for s, i in ((0, 1), (1, 2)):
-        alone, _ = run(backbone, DecodeConfig("ar"), sampling=GUIDED, prompts=["abc"[i]], seeds=[s * 3 + i])
+        alone, _ = run(backbone, DecodeConfig("ar"), sampling=GUIDED, prompts=["abc"[i]], seeds=[10000 * s + i])
         assert torch.equal(drawn.tokens[s, i], alone.tokens[0])
     assert drawn.nfe == backbone.grid().size
+
+
+def test_pictures_are_drawn_once(tmp_path):
+    """A store on disk serves another process, further captions cost what they add, other heads cost everything."""
+    backbone = FakeBackbone(3, 4)
+    heads, contender = random_heads(backbone), parse("ssd:b=1", BASE)
+
+    def passes(count: int, heads=heads, folder=tmp_path) -> tuple[int, torch.Tensor]:
+        with Meter(backbone) as meter:
+            drawn = draw(backbone, heads, contender, list("abcd")[:count], GUIDED, batch=2, store=Store(folder))
+        return meter.passes, drawn.tokens
+
+    first, tokens = passes(2)
+    assert first == contender.config.schedule.planned_nfe(backbone.grid()) + 2  # the likelihood: prompt and picture
+    again, same = passes(2)
+    assert again == 0
+    assert torch.equal(tokens, same)
+    more, further = passes(4)
+    assert more == first
+    assert torch.equal(further[:, :2], tokens)
+    others = random_heads(backbone)
+    torch.nn.init.normal_(others.vertical[0].down.weight)
+    assert heads_digest(others) != heads_digest(heads)
+    assert passes(2, others)[0] == first
+    assert passes(2, folder=None)[0] == first
+
+
+def test_runs_of_other_code_are_not_recalled(monkeypatch, tmp_path):
+    computed = []
+
+    def recall(key: dict) -> list[int]:
+        return Store(tmp_path).recall(key, lambda: computed.append(1) or [len(computed)])
+
+    assert [recall({"seed": 1}), recall({"seed": 1}), recall({"seed": 2})] == [[1], [1], [2]]
+    monkeypatch.setattr("ssd_core.bench.store.code_digest", lambda: "changed")
+    assert recall({"seed": 1}) == [3]
+
+
+def scored(name: str, passed: np.ndarray) -> Quality:
+    """A row with overall scores from passed [N, categories]."""
+    overall = float(np.nanmean(np.nanmean(passed, 0)))
+    return Quality(name, nfe=1, scores={"overall": Estimate(overall)}, agreement=Estimate(0.3), passed=passed)
+
+
+def test_scores_are_compared_caption_by_caption():
+    """400 captions of which one contender draws 40 more: the margin is that of the differences, not of the scores."""
+    one = np.arange(400) % 10 < 6
+    other = np.arange(400) % 10 < 5
+    difference = gain(scored("one", one[:, None].astype(float)), scored("other", other[:, None].astype(float)))
+    assert difference.mean == pytest.approx(0.1)
+    assert difference.margin == pytest.approx(1.96 * math.sqrt(0.1 * 0.9 / 400), rel=0.1)
+    few = np.ones((4, 1))  # one caption of each kind
+    assert gain(scored("one", few), scored("other", 0 * few)) == Estimate(1)
+    assert gain(scored("one", one[:, None] * 1.0), scored("one", one[:, None] * 1.0)) == Estimate(0, 0, 400)
+
+
+def test_verdicts_add_up_to_the_scores():
+    detection = Detection((), Background(color="red"))
+
+    class Blind:
+        def detect(self, images):
+            return [detection] * len(images)
+
+    asked = (("single", "red"), ("two", "blue"), ("counting", None), ("single", "red"))
+    specs = [PromptSpec(kind, {}, background=Background(color=color)) for kind, color in asked]
+    verdicts = verdicts_of(Blind(), torch.zeros(4, 8, 8, 3), specs)
+    assert verdicts.shape == (4, len(CATEGORIES))
+    scores = evaluate(Blind(), torch.zeros(4, 8, 8, 3), specs)
+    for number, category in enumerate(CATEGORIES):
+        column = verdicts[:, number]
+        if category in scores:
+            assert np.nanmean(column) == scores[category][0]
+        else:
+            assert np.isnan(column).all()
 
 
 def test_deviation_finds_a_shift_and_a_wider_spread():
@@ -248,41 +349,143 @@ def test_charts_put_points_where_they_belong():
     assert "&lt;c&gt;" in text
 
 
-def suite_of(backbone) -> Suite:
-    def judged(name, score):
-        return Quality(name, nfe=1, scores={"overall": Estimate(score)})
+def test_labels_do_not_cover_each_other():
+    points = [(1 + 0.02 * i, 50 + 0.5 * i) for i in range(6)] + [(9, 51)]
+    text = chart("t", "x", "y", [Series("s", points, [f"decoder number {i}" for i in range(7)])], lines=False)
+    labels = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"[^>]*font-size="11">([^<]+)<', text)
+    assert len(labels) == 7
+    boxes = []
+    for x, y, anchor, name in labels:
+        left = float(x) - {"start": 0, "middle": 0.5, "end": 1}[anchor] * 6 * len(name)
+        boxes.append((left, float(y), left + 6 * len(name)))
+    for i, (left, y, right) in enumerate(boxes):
+        assert 0 <= left < right <= 860
+        for other_left, other_y, other_right in boxes[:i]:
+            assert right <= other_left or other_right <= left or abs(y - other_y) >= 11
 
-    chosen = [parse(text, BASE) for text in ("ar", "ssd:b=0", "ssd:b=2", "lossless:window=8")]
+
+def suite_of(backbone, captions: int) -> Suite:
+    def judged(name, score):
+        return scored(name, (np.arange(captions) < score * captions).astype(float)[:, None])
+
+    chosen = [parse(text, BASE) for text in ("ar", "ssd:b=0", "ssd:b=2", "zipar", "lossless:window=8")]
     speed = measure_speed(backbone, random_heads(backbone), chosen, ["a"], GUIDED)
-    names = [row.name for row in speed]
-    scores = dict(zip(names, (0.9, 0.2, 0.6, None), strict=True))
-    quality = [judged("real scenes", 1.0), *(judged(name, score) for name, score in scores.items() if score)]
+    for row, contender, fewer in zip(speed, chosen, (1, 9, 4, 3, 2), strict=True):
+        row.name, row.nfe = contender.short(BASE), 36 / fewer
+    scores = {"ar": 0.9, "ssd b=0": 0.2, "ssd b=2": 0.6, "zipar": 0.7}
+    quality = [judged("real scenes", 1.0), *(judged(name, score) for name, score in scores.items())]
     rounds = [judged(f"r={r}", score) for r, score in enumerate((0.0, 0.8, 0.9, 0.95, 1.0))]
     rules = [judged(rule, score) for rule, score in zip(RULES, (0.3, 0.4, 0.35, 0.6), strict=True)]
     facts = dict(backbone="fake", fingerprint="f", dtype="float32", device="cpu", bandwidth=1e9, torch="2", cols=8)
-    facts |= dict(speed_prompts=1, prompts=4, sets=1)
+    facts |= dict(speed_captions=1, captions=captions, drawn_dtype="bfloat16", sampling=vars(GUIDED))
     costs = measure_passes(backbone, None, "a", GUIDED, repetitions=1)
     directions = [ablations.Direction(1, 0.5, 0.52), ablations.Direction(2, 0.4, None)]
-    return Suite(facts, speed, costs, quality, {"rules": rules, "rounds": rounds}, directions)
+    ablated = {"rules": rules, "rounds": rounds}
+    moved = Quality("ssd b=2", shift=0.5, spread=0.25)
+    return Suite(facts, speed, costs, quality, ablated, directions, moved, ["lossless window=8"], "ssd b=2")
+
+
+def verdicts(suite: Suite) -> dict[str, str]:
+    """The first words of each finding, and its verdict."""
+    found = (re.fullmatch(r"- (.{12}).*?: \*\*(holds|does not|undecided).*", line) for line in findings(suite))
+    return {match[1]: match[2] for match in found}
 
 
 def test_the_page_says_which_findings_hold(tmp_path):
-    suite = suite_of(FakeBackbone(4, 8))
-    lines = findings(suite)
-    verdict = {line[2:15]: line[line.index("**") + 2 :].split(" ")[0] for line in lines}
-    assert verdict["Verification "] == "holds"
-    assert verdict["Accept-reject"] == "undecided,"  # 35 % against 40 % of four pictures
-    assert verdict["Cells below a"] == "holds"
-    assert not any("Table 20" in line for line in lines)  # not measured
-    suite.facts["prompts"] = 4000
-    assert any(line.startswith("- Accept-reject") and "does not hold" in line for line in findings(suite))
+    suite = suite_of(FakeBackbone(4, 8), 8)
+    few = verdicts(suite)
+    assert few["Verification"] == "holds"
+    assert few["Accept-rejec"] == "undecided"  # 35 % against 40 % of eight pictures
+    assert few["Cells below "] == "holds"
+    assert few["SSD moves th"] == "holds"
+    assert few["No peer is b"] in ("holds", "undecided", "does not")  # in seconds, which were measured
+    assert not any("Table 20" in line for line in findings(suite))  # not measured
+    assert "none of 2 settings is beaten" in next(line for line in findings(suite) if "in passes" in line)
     page = tmp_path / "docs" / "benchmarks.md"
     write_page(page, suite)
     text = page.read_text(encoding="utf-8")
-    for name in ("frontier", "cost", "rounds", "directions"):
+    for name in ("passes", "seconds", "cost", "rounds", "directions"):
         assert f"(benchmarks-{name}.svg)" in text
-        assert (page.parent / f"benchmarks-{name}.svg").read_text().startswith("<svg")
-    assert "lossless window=8" in (page.parent / "benchmarks-frontier.svg").read_text() + text
+        assert (page.parent / f"benchmarks-{name}.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "lossless window=8" in (page.parent / "benchmarks-passes.svg").read_text(encoding="utf-8")
+    assert re.search(r"\| lossless window=8 \| 18 \| 2.00x \| .* \| as AR \|", text)
+
+    many = suite_of(FakeBackbone(4, 8), 400)
+    assert verdicts(many)["Accept-rejec"] == "does not"
+    assert verdicts(many)["SSD costs at"] == "does not"
+    next(row for row in many.speed if row.name == "zipar").nfe = 2  # fewer passes than any, and better
+    beaten = next(line for line in findings(many) if "in passes" in line)
+    assert "does not hold" in beaten
+    assert "ssd b=2 by zipar" in beaten
+
+
+class MeanColor:
+    """In place of the scorer: finds nothing, and its features are the colours' means."""
+
+    def detect(self, images):
+        return [Detection((), Background())] * len(images)
+
+    def features(self, images):
+        return images.mean((1, 2)).double()
+
+
+def test_the_suite_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("ssd_core.bench.suite.REAL", 4)
+    backbone = FakeBackbone(3, 8)
+    model = Model(backbone, random_heads(backbone, 5, 3))
+    forward, passed = FakeBackbone.forward, []
+    monkeypatch.setattr(FakeBackbone, "forward", lambda *args: passed.append(1) or forward(*args))
+
+    def run(minutes: float) -> tuple[Suite, int, int]:
+        passed.clear()
+        size = dict(captions=8, batch=4, speed_captions=1)
+        suite = run_suite(model, model, GUIDED, MeanColor(), Store(tmp_path), Clock(minutes), **size)
+        return suite, suite.facts["captions"], len(passed)
+
+    suite, captions, passes = run(minutes=0)  # the first round is drawn in any case
+    assert captions == 4
+    assert passes > 0
+    assert "raise --minutes" in capsys.readouterr().err
+    names = {row.name for row in suite.speed}
+    assert {row.name for row in suite.quality} | set(suite.exact) == names | {"real scenes"}
+    assert suite.quality[1].name == "ar"
+    assert suite.quality[1].agreement.mean == 1
+    assert len(suite.ablations["rounds"]) == 5
+    assert suite.deviation.shift is not None
+    assert suite.directions[0].vertical > 0
+    _, captions, passes = run(minutes=0)
+    assert (captions, passes) == (4, 0)
+    suite, captions, passes = run(minutes=60)
+    assert captions == 8
+    assert passes > 0
+    suite.facts |= dict(backbone="fake", fingerprint="f", dtype="float32", device="cpu", bandwidth=1e9, torch="2")
+    suite.facts |= dict(drawn_dtype="float32", sampling=vars(GUIDED))
+    write_page(tmp_path / "page.md", suite)
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert all(f"| {name} |" in text for name in names)
+
+
+def test_fid_is_the_frechet_distance_of_its_features(tmp_path):
+    pytest.importorskip("torchmetrics", reason='FID needs pip install "torchmetrics[image]"')
+
+    class Colors(torch.nn.Module):
+        num_features = 3
+
+        def forward(self, images):
+            return images.float().mean((2, 3))
+
+    generator = torch.Generator().manual_seed(0)
+    means = []
+    for name, count in (("real", 5), ("drawn", 6)):
+        folder = tmp_path / name / "deeper"
+        folder.mkdir(parents=True)
+        pixels = torch.randint(0, 255, (count, 4, 6, 3), generator=generator, dtype=torch.uint8)
+        for i, each in enumerate(pixels):
+            Image.fromarray(each.numpy()).save(folder / f"{i}.png")
+        means.append(pixels.double().mean((1, 2)))
+    distance, counts = fid_of_folders(tmp_path / "real", tmp_path / "drawn", inception=Colors())
+    assert counts == (5, 6)
+    assert distance == pytest.approx(frechet_distance(*means), rel=1e-3)
 
 
 # ------------------------------------------------------------------------------------------ doors
@@ -292,7 +495,7 @@ def test_speed_on_the_command_line_ends_with_json(monkeypatch, tmp_path, capsys)
     backbone = FakeBackbone(3, 4)
     backbone.shipped_heads = lambda: random_heads(backbone)
     monkeypatch.setattr("ssd_core.bench.__main__.load", lambda args: backbone)
-    arguments = ["speed", "--prompts", "4", "--cfg", "2", "--decoders", "ar", "sjd:window=4", "--out", str(tmp_path)]
+    arguments = ["speed", "--captions", "4", "--cfg", "2", "--decoders", "ar", "sjd:window=4", "--out", str(tmp_path)]
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["name"] for row in result["rows"]] == ["ar", "sjd window=4 drafts=random"]
@@ -302,6 +505,8 @@ def test_speed_on_the_command_line_ends_with_json(monkeypatch, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]["tokens"] == 1
     assert main(["speed", "--decoders", "best"]) == 2
     assert capsys.readouterr().err.startswith("error: Unknown decoder")
+    assert main(["report", "--backbone", "janus"]) == 2
+    assert "knows only the builtin model's scenes" in capsys.readouterr().err
     assert main(["ablations", "heads"]) == 2
     assert "name them with --heads" in capsys.readouterr().err
 
@@ -355,3 +560,17 @@ def test_pictures_for_the_official_evaluators(monkeypatch, tmp_path, capsys):
     assert main(["pictures", "dpg", str(metadata), "--out", str(out)]) == 2
     assert "no .txt files" in capsys.readouterr().err
     assert main(["pictures", "geneval", str(prompts), "--out", str(out)]) == 2
+
+
+def test_fid_says_what_it_needs(monkeypatch, tmp_path, capsys):
+    for name in ("real", "drawn"):
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{i}.png")
+    command = ["fid", str(tmp_path / "real"), str(tmp_path / "drawn")]
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.fid", None)
+    assert main(command) == 2
+    assert 'pip install "torchmetrics[image]"' in capsys.readouterr().err
+    assert main([*command[:2], str(tmp_path / "nowhere")]) == 2
+    assert "has 0" in capsys.readouterr().err

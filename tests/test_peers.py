@@ -35,6 +35,7 @@ PEERS = [
     DecodeConfig("lantern", Schedule(k_h=2), options=LanternOptions(neighbors=5, factor=5)),
     DecodeConfig("zipar", options=ZipAROptions(window=2)),
     DecodeConfig("zipar"),
+    DecodeConfig("zipar", options=ZipAROptions(window=2, adaptive=True)),
     DecodeConfig("pjd"),
     DecodeConfig("pjd", options=PJDOptions(window=3, context=3, drafts="above")),
 ]
@@ -244,27 +245,42 @@ def test_published_pass_counts(name, grid, published):
 
 
 @pytest.mark.parametrize("eol", [False, True])
-@pytest.mark.parametrize("window", [1, 2, 4, 6])
-def test_zipar_sees_what_is_decoded_and_nothing_else(window, eol):
+@pytest.mark.parametrize("options", [ZipAROptions(*each) for each in ((1,), (2,), (6,), (1, True), (3, True))], ids=str)
+def test_zipar_sees_what_is_decoded_and_nothing_else(options, eol):
     """Every token is the one that a single pass picks in which each cell sees the earlier cells of its time."""
     backbone = FakeBackbone(4, 6, eol=eol)
     sampling = SamplingConfig(cfg=2.0)
-    last, session = run(backbone, DecodeConfig("zipar", options=ZipAROptions(window)), sampling=sampling, seeds=[5])
+    session = DecodingSession(backbone, ["abc"], [5], sampling)
+    chosen = torch.zeros(4, 6, dtype=torch.long)  # the pass that makes a token final: the next one feeds it
+    starts_seen: dict[int, list[int]] = {y: [] for y in range(1, 4)}  # what each pass picks for the start of a row
+    for last in decode(session, DecodeConfig("zipar", options=options)):
+        chosen[(last.status[0] == FINAL) & (chosen == 0)] = last.nfe
+        for y, picks in starts_seen.items():
+            if last.status[0, y, 0] != UNKNOWN and chosen[y, 0] in (0, last.nfe):
+                picks.append(int(last.tokens[0, y, 0]))
+    for y, picks in starts_seen.items():
+        behind = int((chosen[y - 1] < chosen[y, 0]).sum())  # columns above that the row's start has seen
+        if options.adaptive:
+            settled = [one == other for one, other in itertools.pairwise(picks)]
+            assert not any(settled[:-1])
+            assert behind == 6 or (settled[-1] and behind == options.window + len(picks) - 1)
+        else:
+            assert behind == options.window
     grid = session.grid
-    # (raster cell, token, the step that feeds it, whether others see it), one after another
+    # (raster cell, token, the pass that feeds it, whether others see it), one after another
     entries = [
-        (grid.index(y, x), int(last.tokens[0, y, x]), y * window + x + 1, True) for y in range(4) for x in range(6)
+        (grid.index(y, x), int(last.tokens[0, y, x]), int(chosen[y, x]) + 1, True) for y in range(4) for x in range(6)
     ]
     starts = {}
     for y in range(1, 4):
-        starts[y] = len(entries)
+        starts[y], at = len(entries), int(chosen[y, 0])
         if eol:
             token, visible = backbone.codebook_size, True
         else:
-            finished = [row for row in range(y) if row * window + 6 <= y * window]
-            source = (finished[-1], 5) if finished else (0, y * window - 1)
+            finished = [row for row in range(y) if chosen[row, 5] < at]
+            source = (finished[-1], 5) if finished else (0, int((chosen[0] < at).sum()) - 1)
             token, visible = int(last.tokens[(0, *source)]), False
-        entries.append((grid.index(y) - 1, token, y * window, visible))
+        entries.append((grid.index(y) - 1, token, at, visible))
     cells, tokens, times, visible = (torch.tensor(column) for column in zip(*entries, strict=True))
     sees = visible & (times <= times[:, None]) & (cells < cells[:, None])
     h = masked_states(session, tokens[None], cells, sees)
@@ -422,6 +438,7 @@ def test_the_command_line_has_every_knob(janus, tmp_path, capsys):
         ("--decoder mtp --strict --k-h 2", "mtp strict k_h=2"),
         ("--decoder lantern --neighbors 3 --factor 5", "lantern neighbors=3 delta=0.1 factor=5.0 k_h=5"),
         ("--decoder zipar --window 3", "zipar window=3"),
+        ("--decoder zipar --adaptive", "zipar adaptive"),
         ("--decoder pjd --context 2", "pjd window=16 context=2 drafts=random"),
     ):
         with Image.open(generate(*options.split())) as image:

@@ -1,4 +1,4 @@
-"""Measures decoders: python -m ssd_core.bench speed | cost | quality | ablations | report | pictures
+"""Measures decoders: python -m ssd_core.bench speed | cost | quality | ablations | report | pictures | fid
 
 Every command prints tables and, last, one line of JSON; with --out it also writes JSON and CSV files.
 """
@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from ..__main__ import add_model_options, load
 from ..backbones import Backbone
-from ..correction import GREEDY
 from ..decoders import DECODERS, DecodeConfig
 from ..generate import generate
 from ..heads import Heads, load_heads
@@ -23,16 +22,17 @@ from ..pictures import to_pil
 from ..sampling import SamplingConfig
 from . import ablations
 from .contenders import Contender, everyone, parse
+from .fid import fid_of_folders
 from .figures import save, table
-from .meter import bandwidth, device_name
+from .meter import bandwidth, device_name, fastest_dtype
 from .passes import block_sizes, measure_passes
 from .prompt_sets import BENCHMARKS, read_prompts
-from .quality import Drawn, Quality, draw, judge_drawn, judge_real, real_scenes
-from .report import Suite, write_page
+from .quality import Quality, draw, judge_drawn, judge_real, real_scenes
+from .report import write_page
 from .scorer import held_out_prompts, load_scorer
 from .speed import measure_speed
-
-REAL_SEED = 5  # the scenes that the Frechet distance compares with
+from .store import Store
+from .suite import REAL, REAL_SEED, Clock, Model, run_suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,9 +78,26 @@ def pictures(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     return facts | {"drawn": len(missing)}, []
 
 
+def fid(args: argparse.Namespace) -> tuple[dict, list[dict]]:
+    """Frechet inception distance between two folders of pictures: real ones, and a decoder's.
+
+    Needs pip install "torchmetrics[image]", and Inception's weights: a file, or --download.
+    """
+    distance, counts = fid_of_folders(args.real, args.drawn, args.weights, download=args.download, device=args.device)
+    print(f"FID {distance:.2f}: {counts[1]} pictures against {counts[0]} real ones")
+    return {"what": "fid", "fid": distance, "real": counts[0], "drawn": counts[1]}, []
+
+
 def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
+    if name == "fid":
+        parser.add_argument("real", type=Path, help="folder of real pictures (PNG, JPEG or WebP, in any subfolder)")
+        parser.add_argument("drawn", type=Path, help="folder of a decoder's pictures, as from `pictures geneval`")
+        parser.add_argument("--weights", type=Path, help="pt_inception-2015-12-05-6726825d.pth of torch-fidelity")
+        parser.add_argument("--download", action="store_true", help="allow torch-fidelity to download them (91 MB)")
+        parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+        return
     add_model_options(parser)
-    defaults = {"speed": 8, "quality": 256, "ablations": 64, "report": 64}
+    defaults = {"speed": 8, "quality": 256, "ablations": 64, "report": 96}
     if name in ("speed", "cost"):
         parser.add_argument(
             "--random-weights",
@@ -90,11 +107,14 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
         default = 1 if name == "speed" else 7
         parser.add_argument("--repetitions", type=int, default=default, help="(default: %(default)s)")
     if name in defaults:
+        most = "at most so many " if name == "report" else ""
         parser.add_argument(
+            "--captions",
             "--prompts",
             type=int,
             default=defaults[name],
-            help="held-out captions, a multiple of 4 (default: %(default)s)",
+            dest="captions",
+            help=f"{most}held-out captions, a multiple of 4 (default: %(default)s)",
         )
     if name in ("speed", "quality"):
         names = ", ".join(DECODERS)
@@ -105,8 +125,12 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
             help=f"such as ar ssd:b=3 lossless:window=48,heads=none (default: a choice of all; {names})",
         )
     if name in ("quality", "ablations", "report"):
-        parser.add_argument("--sets", type=int, default=1, help="pictures per caption, by seeds (default: %(default)s)")
         parser.add_argument("--batch", type=int, default=16, help="pictures at once (default: %(default)s)")
+        parser.add_argument(
+            "--runs", type=Path, help="folder that keeps finished runs, so that the command goes on where it stopped"
+        )
+    if name in ("quality", "ablations"):
+        parser.add_argument("--sets", type=int, default=1, help="pictures per caption, by seeds (default: %(default)s)")
     if name == "ablations":
         text = "; ".join(f"{key}: {value}" for key, value in ablations.ABLATIONS.items())
         parser.add_argument("names", nargs="*", metavar="NAME", help=f"{text}; directions: Figure 1 (default: all)")
@@ -119,8 +143,15 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--decoder", default="ssd", help="as in speed --decoders (default: %(default)s)")
         parser.add_argument("--samples", type=int, default=4, help="pictures per prompt (default: %(default)s)")
     if name == "report":
+        parser.set_defaults(runs=Path("out/bench"))
         parser.add_argument(
-            "--speed-prompts", type=int, default=4, help="captions of its speed run (default: %(default)s)"
+            "--minutes",
+            type=float,
+            default=30,
+            help="about how long the whole may take, on machines that need less for 16 captions (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--speed-captions", type=int, default=3, help="captions of its speed run (default: %(default)s)"
         )
         parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="(default: %(default)s)")
     parser.add_argument("--cfg", type=float, help="guidance weight (default: the backbone's own)")
@@ -131,9 +162,9 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
 def speed(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     """Passes, seconds, cost of a pass and agreement with AR; one picture at a time, interleaved."""
     backbone, heads = _backbone(args)
-    prompts = [text for text, _ in held_out_prompts(args.prompts)]
+    prompts = [text for text, _ in held_out_prompts(args.captions)]
     chosen = _contenders(args, backbone)
-    with tqdm(total=len(chosen) * (1 + args.prompts * args.repetitions), disable=None) as bar:
+    with tqdm(total=len(chosen) * (1 + args.captions * args.repetitions), disable=None) as bar:
         rows = measure_speed(
             backbone, heads, chosen, prompts, _sampling(args, backbone), repetitions=args.repetitions, on_run=bar.update
         )
@@ -160,18 +191,18 @@ def cost(args: argparse.Namespace) -> tuple[dict, list[dict]]:
 
 def quality(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     """The scorer's figures on held-out captions, Frechet distance, likelihood under AR and distance from it."""
-    backbone, heads = _backbone(args)
+    backbone, heads = _builtin(args)
     chosen = _contenders(args, backbone)
     if not args.decoders:
         chosen = [each for each in chosen if each.config.decoder != "lossless"]  # its pictures are AR's
-    rows, _ = qualities(args, backbone, [(str(each), each, heads) for each in chosen], floor=True)
+    rows = qualities(args, backbone, [(str(each), each, heads) for each in chosen], Store(args.runs), floor=True)
     return _finish(args, "quality", backbone, rows)
 
 
 def ablate(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     """The paper's ablations on the builtin model, by name."""
-    backbone, heads = _backbone(args)
-    base, kept = DecodeConfig.preset(backbone.family), {}
+    backbone, heads = _builtin(args)
+    base, store = DecodeConfig.preset(backbone.family), Store(args.runs)
     every = [*ablations.ABLATIONS, "directions"]
     names = args.names or [name for name in every if name != "heads" or args.heads]
     if unknown := set(names) - set(every):
@@ -182,35 +213,36 @@ def ablate(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     for name in names:
         print(f"\n{name}: {ablations.ABLATIONS.get(name, 'first-round acceptance by direction (Figure 1)')}\n")
         if name == "directions":
-            measured = directions(args, backbone, heads)
+            measured = directions(args, backbone, heads, store)
         else:
-            measured, kept = qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=kept)
+            measured = qualities(args, backbone, _variants(args, backbone, heads, name, base), store)
         facts, some = _finish(args, f"ablation-{name}", backbone, measured)
         rows += [{"ablation": name, **row} for row in some]
     return facts, rows
 
 
 def report(args: argparse.Namespace) -> tuple[dict, list[dict]]:
-    """Runs the builtin suite (speed, cost, quality, ablations) and writes a page with tables and charts."""
-    backbone, heads = _backbone(args)
-    base, chosen = DecodeConfig.preset(backbone.family), everyone(DecodeConfig.preset(backbone.family), backbone.grid())
-    sampling, prompts = _sampling(args, backbone), held_out_prompts(args.prompts)
-    texts = [text for text, _ in prompts][: args.speed_prompts]
-    fast = measure_speed(backbone, heads, chosen, texts, sampling)
-    costs = measure_passes(backbone, heads, "a cat", sampling)
-    drawing = [(str(each), each, heads) for each in chosen if each.config.decoder != "lossless"]
-    judged, kept = qualities(args, backbone, drawing, floor=True)
-    ablated = {}
-    for name in ablations.ABLATIONS:
-        if name != "heads":
-            ablated[name], _ = qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=kept)
-    below = directions(args, backbone, heads) if heads else []
-    facts = _facts(args, "report", backbone) | {"cols": backbone.grid().cols, "speed_prompts": len(texts)}
-    suite = Suite(facts, fast, costs, judged, ablated, below)
+    """Runs the builtin suite (speed, cost, quality, ablations) and writes a page with tables and charts.
+
+    Takes at most half an hour on two cores of a server CPU: first the speed of all decoders, one picture at a time
+    (4 minutes), then pictures by all of them, for one round of --batch captions after another while the next one
+    fits into --minutes. Interrupted, it goes on where it stopped (--runs); run again, it adds captions that did not
+    fit, up to --captions. For a first look: --captions 4 --speed-captions 1.
+    """
+    clock, store = Clock(args.minutes), Store(args.runs)
+    timed = drawn = Model(*_builtin(args))
+    if args.dtype == "auto":
+        args.dtype = fastest_dtype(timed.backbone.device)
+        drawn = Model(*_builtin(args))
+    size = {name: getattr(args, name) for name in ("captions", "batch", "speed_captions")}
+    suite = run_suite(timed, drawn, _sampling(args, timed.backbone), load_scorer(), store, clock, **size)
+    drawn_dtype = str(drawn.backbone.dtype).removeprefix("torch.")
+    suite.facts = facts = _facts(args, "report", timed.backbone) | suite.facts | {"drawn_dtype": drawn_dtype}
     write_page(args.page, suite)
-    print(f"wrote {args.page}")
-    rows = {"speed": fast, "cost": costs, "quality": judged, **ablated, "directions": below}
-    dicts = [{"part": part, **row.as_dict()} for part, some in rows.items() for row in some]
+    clock.say(f"wrote {args.page}")
+    parts = {"speed": suite.speed, "cost": suite.cost, "quality": suite.quality, **suite.ablations}
+    parts |= {"directions": suite.directions, "deviation": [suite.deviation]}
+    dicts = [{"part": part, **row.as_dict()} for part, some in parts.items() for row in some]
     if args.out:
         save(args.out, "report", facts, dicts)
     return facts, dicts
@@ -220,46 +252,35 @@ def qualities(
     args: argparse.Namespace,
     backbone: Backbone,
     entries: Sequence[tuple[str, Contender, Heads | None]],
+    store: Store,
     *,
     floor: bool = False,
-    reference: dict | None = None,
-) -> tuple[list[Quality], dict]:
-    """Draws and judges (name, contender, heads); AR's pictures are drawn unless `reference` has them ("drawn").
-
-    floor: begin with real scenes. Returns what the next call can take as `reference`, too.
-    """
-    sampling, prompts = _sampling(args, backbone), held_out_prompts(args.prompts)
-    texts, scorer = [text for text, _ in prompts], load_scorer()
-    real = scorer.features(real_scenes(512, REAL_SEED)[0])
-    rows: list[Quality] = []
-    runs = args.sets * -(-args.prompts // args.batch)
-    with tqdm(total=(len(entries) + (not reference)) * runs, disable=None) as bar:
-
-        def drawn(contender: Contender, heads: Heads | None) -> Drawn:
-            options = dict(sets=args.sets, batch=args.batch, on_run=bar.update)
-            return draw(backbone, heads, contender, texts, sampling, **options)
-
-        reference = reference or {"drawn": drawn(Contender(DecodeConfig("ar")), None)}
-        if floor:
-            rows.append(judge_real(scorer, real, args.prompts, REAL_SEED + 1))
+) -> list[Quality]:
+    """Draws and judges (name, contender, heads), and AR for comparison; floor: begin with real scenes."""
+    sampling, prompts = _sampling(args, backbone), held_out_prompts(args.captions)
+    texts, specs, scorer = [text for text, _ in prompts], [spec for _, spec in prompts], load_scorer()
+    real = scorer.features(real_scenes(REAL, REAL_SEED)[0])
+    rows = [judge_real(scorer, real, args.captions, REAL_SEED + 1)] if floor else []
+    runs = args.sets * -(-args.captions // args.batch)
+    with tqdm(total=(1 + len(entries)) * runs, disable=None) as bar:
+        options = dict(sets=args.sets, batch=args.batch, store=store, on_run=bar.update)
+        reference = draw(backbone, None, Contender(DecodeConfig("ar")), texts, sampling, **options)
         for name, contender, heads in entries:
-            known = contender.config.decoder == "ar" and contender.config.rule != GREEDY
-            pictures = reference["drawn"] if known else drawn(contender, heads)
-            rows.append(
-                judge_drawn(
-                    backbone, name, pictures, prompts, scorer, real, sampling, reference["drawn"], batch=args.batch
-                )
-            )
-    return rows, reference
+            pictures = draw(backbone, heads, contender, texts, sampling, **options)
+            rows.append(judge_drawn(backbone, name, pictures, specs, scorer, real, reference))
+    return rows
 
 
-def directions(args: argparse.Namespace, backbone: Backbone, heads: Heads | None) -> list[ablations.Direction]:
+def directions(
+    args: argparse.Namespace, backbone: Backbone, heads: Heads | None, store: Store
+) -> list[ablations.Direction]:
     """Figure 1 on AR's pictures of the first captions."""
     if heads is None:
         raise ValueError(f"Figure 1 compares trained heads, and {backbone.name} has none: name a file with --heads.")
-    texts = [text for text, _ in held_out_prompts(args.prompts)][: args.batch]
-    pictures = draw(backbone, None, Contender(DecodeConfig("ar")), texts, _sampling(args, backbone), batch=args.batch)
-    return ablations.measure_directions(backbone, heads, texts, pictures.tokens[0], _sampling(args, backbone))
+    texts, sampling = [text for text, _ in held_out_prompts(args.captions)][: args.batch], _sampling(args, backbone)
+    options = dict(batch=args.batch, store=store)
+    pictures = draw(backbone, None, Contender(DecodeConfig("ar")), texts, sampling, **options)
+    return ablations.measure_directions(backbone, heads, texts, pictures.tokens[0], sampling)
 
 
 def _variants(args, backbone: Backbone, heads: Heads | None, name: str, base: DecodeConfig):
@@ -282,6 +303,16 @@ def _backbone(args: argparse.Namespace) -> tuple[Backbone, Heads | None]:
     if isinstance(getattr(args, "heads", None), Path):
         return backbone, load_heads(args.heads, backbone.fingerprint, device=backbone.device, dtype=backbone.dtype)
     return backbone, backbone.shipped_heads()
+
+
+def _builtin(args: argparse.Namespace) -> tuple[Backbone, Heads | None]:
+    """For what the scorer judges, which knows the scenes of the builtin model."""
+    if args.backbone != "builtin":
+        raise ValueError(
+            "The scorer knows only the builtin model's scenes. For other backbones there are speed, cost, and pictures "
+            "for the official evaluators and fid."
+        )
+    return _backbone(args)
 
 
 def _contenders(args: argparse.Namespace, backbone: Backbone) -> list[Contender]:
@@ -314,7 +345,7 @@ def _facts(args: argparse.Namespace, name: str, backbone: Backbone) -> dict:
         "bandwidth": bandwidth(backbone.device),
         "torch": torch.__version__,
         "sampling": vars(_sampling(args, backbone)),
-        **{key: getattr(args, key) for key in ("prompts", "sets", "repetitions", "batch") if hasattr(args, key)},
+        **{key: getattr(args, key) for key in ("captions", "sets", "repetitions", "batch") if hasattr(args, key)},
     }
 
 
@@ -325,6 +356,7 @@ COMMANDS = {
     "ablations": ablate,
     "report": report,
     "pictures": pictures,
+    "fid": fid,
 }
 
 if __name__ == "__main__":

@@ -4,19 +4,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import product
+from typing import NamedTuple
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 860, 460, 64, 48, 40, 104
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 860, 540, 64, 48, 40, 24
 INK, MUTED, GRID = "#24292f", "#57606a", "#d8dee4"
-COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#9a6700", "#bf3989", "#57606a", "#0a7ea4", "#e16f24")
+COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#9a6700", "#bf3989", "#57606a", "#0a7ea4", "#e16f24", "#116329")
+LETTER, LINE = 6.3, 12  # px that a letter of a label takes, and a label
+
+# Where a label may be from its point, the best first: to the right (1) or left (-1), below (1) or above (-1).
+_SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
+_OFF_LINES = ((0, -1), (-1, -1), (0, 1), (-1, 1), (1, 0))
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points [(x, y), ...] of one name; labels: a text for each, or none."""
+    """Points [(x, y), ...] of one name; labels: a text for each, or none; margins: half the length of a whisker."""
 
     name: str
     points: Sequence[tuple[float, float]]
     labels: Sequence[str] = ()
+    margins: Sequence[float] = ()
+
+    def extent(self) -> list[float]:
+        """Where points and whiskers are, upwards."""
+        margins = self.margins or [0.0] * len(self.points)
+        return [y + sign * margin for (_, y), margin in zip(self.points, margins, strict=True) for sign in (-1, 1)]
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -38,16 +51,20 @@ def chart(
     log_x: bool = False,
     with_frontier: bool = False,
 ) -> str:
-    """An SVG document; `lines` joins the points of a series, `with_frontier` draws the frontier of all."""
+    """An SVG document; `lines` joins the points of a series, `with_frontier` draws the frontier of all.
+
+    Series without labels are named at their last point.
+    """
     every = [point for each in series for point in each.points]
     x_axis = _Axis([x for x, _ in every], LEFT, WIDTH - RIGHT, log=log_x)
-    y_axis = _Axis([y for _, y in every], HEIGHT - BOTTOM, TOP)
+    y_axis = _Axis([y for each in series for y in each.extent()], HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(WIDTH / 2, 20, title, "middle", INK, 15),
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_title, "middle"),
-        f'<g transform="rotate(-90 16 {HEIGHT / 2})">{_text(16, HEIGHT / 2, y_title, "middle")}</g>',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="white"/>',
+        _text(WIDTH / 2, 24, title, "middle", INK, 15),
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_title, "middle"),
+        f'<g transform="rotate(-90 18 {HEIGHT / 2})">{_text(18, HEIGHT / 2, y_title, "middle")}</g>',
     ]
     for value in x_axis.ticks:
         x = x_axis.at(value)
@@ -57,19 +74,22 @@ def chart(
         parts += [_line(LEFT, y, WIDTH - RIGHT, y), _text(LEFT - 6, y + 4, f"{value:g}", "end")]
     if with_frontier:
         parts.append(_path(frontier(every), x_axis, y_axis, MUTED, "6 4"))
-    labels = _Labels()
+    dots, texts, labels = [], [], _Labels([(x_axis.at(x), y_axis.at(y)) for x, y in every])
     for number, each in enumerate(series):
         color = COLORS[number % len(COLORS)]
         if lines and len(each.points) > 1:
             parts.append(_path(each.points, x_axis, y_axis, color))
         for i, (x, y) in enumerate(each.points):
             left, top = x_axis.at(x), y_axis.at(y)
-            parts.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{color}"/>')
+            if each.margins:
+                low, high = (y_axis.at(y + sign * each.margins[i]) for sign in (-1, 1))
+                parts.append(_line(left, low, left, high, color, 0.35))
+            dots.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{color}"/>')
             if each.labels:
-                parts.append(labels.place(left, top, each.labels[i]))
-        if len(series) > 1:
-            parts.append(_text(WIDTH - RIGHT + 12, TOP + 14 + 16 * number, each.name, "start", color))
-    return "\n".join([*parts, "</svg>\n"])
+                texts += labels.place(left, top, each.labels[i], color)
+        if not each.labels and len(series) > 1:
+            texts += labels.place(left, top, each.name, color, _OFF_LINES)
+    return "\n".join([*parts, *texts, *dots, "</svg>\n"])
 
 
 class _Axis:
@@ -88,6 +108,8 @@ class _Axis:
             step = min(
                 (factor * 10 ** math.floor(math.log10(raw)) for factor in (1, 2, 5, 10)), key=lambda s: abs(s - raw)
             )
+            if all(float(value).is_integer() for value in values):
+                step = max(step, 1)
             first = math.ceil(self.low / step)
             candidates = [round(step * n, 10) for n in range(first, math.floor(self.high / step) + 1)]
         self.ticks = [value for value in candidates if self.low <= self._scaled(value) <= self.high]
@@ -100,21 +122,46 @@ class _Axis:
         return self.start + share * (self.end - self.start)
 
 
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlap(self, other: "_Box") -> float:
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(width, 0.0) * max(height, 0.0)
+
+
 class _Labels:
-    """Places names beside points where no other name is yet, as far as a few tries go."""
+    """Places names near their points, off other points and names as far as that goes."""
 
-    def __init__(self):
-        self._boxes: list[tuple[float, float, float]] = []  # left, right, baseline
+    def __init__(self, points: Sequence[tuple[float, float]]):
+        self._taken = [_Box(x - 5, y - 5, x + 5, y + 5) for x, y in points]
 
-    def place(self, x: float, y: float, text: str) -> str:
-        width = 5.6 * len(text)
-        for shift in (-5, 14, -17, 26, -29, 38, -41):
-            left = x + 7 if x + 7 + width < WIDTH - RIGHT else x - 7 - width
-            box = left, left + width, y + shift
-            if not any(box[0] < b[1] and b[0] < box[1] and abs(box[2] - b[2]) < 11 for b in self._boxes):
-                break
-        self._boxes.append(box)
-        return _text(box[0], box[2], text, "start", INK, 10)
+    def place(self, x: float, y: float, text: str, color: str, sides: Sequence[tuple[int, int]] = _SIDES) -> list[str]:
+        """The name, and a line to it if it is not next to the point."""
+        width = LETTER * len(text)
+        best, best_cost, anchor = None, math.inf, "start"
+        for distance, (right, down) in product((0, 13, 26, 39, 52, 65), sides):
+            if distance and not down:
+                continue
+            left = x + (8 if right > 0 else -8 - width if right < 0 else -width / 2)
+            top = y - LINE / 2 + down * (LINE + (0 if right else 2) + distance)
+            box = _Box(left, top, left + width, top + LINE)
+            outside = box.left < LEFT or box.right > WIDTH - RIGHT or box.top < TOP or box.bottom > HEIGHT - BOTTOM
+            cost = sum(map(box.overlap, self._taken)) + distance / 2 + (1e6 if outside else 0)
+            if cost < best_cost:
+                best, best_cost, anchor = box, cost, ("middle", "start", "end")[right]
+        self._taken.append(best)
+        at = {"start": best.left, "middle": x, "end": best.right}[anchor]
+        parts = [_text(at, best.bottom - 3, text, anchor, color, 11)]
+        middle = (best.top + best.bottom) / 2
+        if abs(middle - y) > 1.5 * LINE:
+            near = min(max(x, best.left), best.right)
+            parts.append(_line(x, y, near, best.bottom if middle < y else best.top, color, 0.5))
+        return parts
 
 
 def _path(points, x_axis: _Axis, y_axis: _Axis, color: str, dash: str = "") -> str:
@@ -122,10 +169,12 @@ def _path(points, x_axis: _Axis, y_axis: _Axis, color: str, dash: str = "") -> s
     return f'<polyline points="{where}" fill="none" stroke="{color}" stroke-width="1.6" stroke-dasharray="{dash}"/>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{GRID}"/>'
+def _line(x1: float, y1: float, x2: float, y2: float, color: str = GRID, opacity: float = 1) -> str:
+    where = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {where} stroke="{color}" stroke-opacity="{opacity:g}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str, color: str = MUTED, size: int = 12) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{color}" font-size="{size}">{escape(text)}</text>'
+    halo = 'stroke="white" stroke-width="3" paint-order="stroke"'  # lines behind a text do not cross it out
+    return f'<text {place} fill="{color}" {halo} font-size="{size}">{escape(text)}</text>'

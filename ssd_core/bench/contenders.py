@@ -19,6 +19,19 @@ class Contender:
     def __str__(self) -> str:
         return str(self.config) + ("" if self.trained or not self.config.drafts_with_heads else " no heads")
 
+    def short(self, base: DecodeConfig) -> str:
+        """Its name without the knobs that are as the decoder has them by default; base: the family's preset."""
+        first, *words = str(self).split()
+        usual = {*str(DecodeConfig(first, base.schedule, base.rule)).split()}
+        always = {"ssd": "b=", "lossless": "window="}.get(first, " ")
+        return " ".join([first, *(word for word in words if word not in usual or word.startswith(always))])
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its pictures are AR's, or distributed as AR's are: it need not be judged apart from AR."""
+        config = self.config
+        return config.decoder in ("lossless", "sjd") or (config.decoder == "mtp" and config.knobs.strict)
+
 
 def parse(text: str, base: DecodeConfig) -> Contender:
     """A contender from a name and knobs, such as "ssd:b=5,i=4,k_v=2" or "lossless:window=48,heads=none".
