@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 pytest.importorskip("websocket", reason="websocket-client is not installed")
 import comfyui_host as host
 
+from ssd_core.decoders import OPTIONS, SCHEDULED
 from ssd_core.heads import HeadSet, save_heads
 
 pytestmark = pytest.mark.skipif(host.missing() is not None, reason=str(host.missing()))
@@ -21,6 +23,7 @@ NODES = {
     "LoadSSDHeads": ["SSD_HEADS"],
     "SaveSSDHeads": ["STRING"],
     "SSDSchedule": ["SSD_SCHEDULE", "STRING"],
+    "PeerDecoder": ["SSD_SCHEDULE"],
     "SSDSampler": ["IMAGE", "MASK", "STRING"],
     "ARSampler": ["IMAGE", "STRING"],
     "SSDCompare": ["IMAGE", "IMAGE", "IMAGE", "STRING"],
@@ -129,8 +132,11 @@ def test_help_locales_templates_and_scripts_are_served(server):
 
 
 def test_planned_passes_are_answered(server):
-    knobs = {"decoder": "ssd", "r": 2, "k_v": 1, "b": 0, "i": 0, "k_h": 5, "window": 24}
+    knobs = {"decoder": "ssd", "r": 2, "k_v": 1, "b": 0, "i": 0, "k_h": 5, "commits": "own", "window": 24}
     assert server.post("/ssd/plan", {"backbone": "builtin", **knobs})[1]["passes"] == 80
+    assert server.post("/ssd/plan", {"backbone": "builtin", **knobs, "commits": "early"})[1]["passes"] == 57
+    for peer, passes in (({"decoder": "zipar", "window": 4}, 1 + 24 + 23 * 4), ({"decoder": "mtp", "k_h": 5}, 232)):
+        assert server.post("/ssd/plan", {"backbone": "builtin", "peer": peer})[1]["passes"] == passes
     slow = server.post("/ssd/plan", {"backbone": "builtin", "preset": "speed slider", "speed": 0})[1]
     assert slow["passes"] is None
     assert slow["ar"] == 576
@@ -138,10 +144,25 @@ def test_planned_passes_are_answered(server):
         {},
         {"backbone": "nobody", "preset": "emu3", "speed": 0},
         {"backbone": "builtin", **knobs, "k_v": 0},
+        {"backbone": "builtin", "peer": {"decoder": "ssd"}},
+        {"backbone": "builtin", "peer": {"decoder": "lantern", "factor": 0.5}},
     ):
         status, answer = server.post("/ssd/plan", question)
         assert status == 400
         assert answer["error"]
+
+
+def test_the_peers_have_their_knobs_and_the_browser_learns_whose_they_are(definitions):
+    inputs = definitions["PeerDecoder"]["input"]["required"]
+    assert inputs["decoder"][1]["options"] == list(OPTIONS)
+    for decoder, options in OPTIONS.items():
+        own = {field.name for field in fields(options)} | ({"k_h"} if decoder in SCHEDULED else set())
+        assert own == {name for name, (_, given) in inputs.items() if decoder in given.get("decoders", ())}
+    for name, (kind, given) in inputs.items():
+        if name not in ("decoder", "window"):
+            values = [getattr(options(), name, None) for options in OPTIONS.values()]
+            assert given["default"] in values or name == "k_h", name
+            assert kind == {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "COMBO"}[type(given["default"])]
 
 
 # ----------------------------------------------------------------------------------------------- the workflows
@@ -322,6 +343,29 @@ def test_two_samplers_share_a_graph_and_lossless_draws_ars_picture(server, clien
     assert not run.error
     assert {"3", "6"} <= set(run.executed())
     assert (pictures(server, run, "4") == pictures(server, run, "7")).all()
+
+
+def test_a_connected_peer_decodes_with_its_knobs(client, definitions):
+    prompt = graph(definitions, seed=36, schedule=["6", 0], preview="off")
+    knobs = {name: _default(options, kind) for name, kind, options in host.widgets(definitions["PeerDecoder"])}
+    prompt["6"] = {"class_type": "PeerDecoder", "inputs": knobs | {"decoder": "zipar", "window": 4}}
+    assert words(client.run(prompt)).startswith("zipar window=4\n117 passes (planned 117)")
+    prompt["6"]["inputs"] |= {"decoder": "sjd", "window": 0, "drafts": "above", "coupled": True}
+    assert words(client.run(prompt)).startswith("sjd window=16 drafts=above coupled\n")
+
+    prompt = graph(definitions, "SSDCompare", seed=36, schedule=["6", 0]) | {"6": prompt["6"]}
+    prompt["6"]["inputs"] |= {"decoder": "window", "tolerance": 3}
+    ar, peer, exact = words(client.run(prompt)).split("\n\n")
+    assert ar.startswith("ar\n576 passes")
+    assert peer.startswith("window window=24 tolerance=3\n")
+    assert "100% of the cells equal AR's" in exact
+
+    prompt["6"]["inputs"] |= {"decoder": "lantern", "factor": 0.5}
+    _, answer = client.queue(prompt)
+    assert "factor must be above 1" in str(answer["node_errors"]["6"])
+    prompt["6"]["inputs"] |= {"decoder": "ssd", "factor": 0.0}
+    _, answer = client.queue(prompt)
+    assert 'decoder is "ssd", but the choices are window, mtp' in str(answer["node_errors"]["6"])
 
 
 def test_a_node_in_a_subgraph_reports_under_its_execution_id(client, definitions):
