@@ -345,29 +345,6 @@ def test_two_samplers_share_a_graph_and_lossless_draws_ars_picture(server, clien
     assert (pictures(server, run, "4") == pictures(server, run, "7")).all()
 
 
-def test_a_connected_peer_decodes_with_its_knobs(client, definitions):
-    prompt = graph(definitions, seed=36, schedule=["6", 0], preview="off")
-    knobs = {name: _default(options, kind) for name, kind, options in host.widgets(definitions["PeerDecoder"])}
-    prompt["6"] = {"class_type": "PeerDecoder", "inputs": knobs | {"decoder": "zipar", "window": 4}}
-    assert words(client.run(prompt)).startswith("zipar window=4\n117 passes (planned 117)")
-    prompt["6"]["inputs"] |= {"decoder": "sjd", "window": 0, "drafts": "above", "coupled": True}
-    assert words(client.run(prompt)).startswith("sjd window=16 drafts=above coupled\n")
-
-    prompt = graph(definitions, "SSDCompare", seed=36, schedule=["6", 0]) | {"6": prompt["6"]}
-    prompt["6"]["inputs"] |= {"decoder": "window", "tolerance": 3}
-    ar, peer, exact = words(client.run(prompt)).split("\n\n")
-    assert ar.startswith("ar\n576 passes")
-    assert peer.startswith("window window=24 tolerance=3\n")
-    assert "100% of the cells equal AR's" in exact
-
-    prompt["6"]["inputs"] |= {"decoder": "lantern", "factor": 0.5}
-    _, answer = client.queue(prompt)
-    assert "factor must be above 1" in str(answer["node_errors"]["6"])
-    prompt["6"]["inputs"] |= {"decoder": "ssd", "factor": 0.0}
-    _, answer = client.queue(prompt)
-    assert 'decoder is "ssd", but the choices are window, mtp' in str(answer["node_errors"]["6"])
-
-
 def test_a_node_in_a_subgraph_reports_under_its_execution_id(client, definitions):
     prompt = graph(definitions, seed=34, r=0)
     prompt["9:3"] = prompt.pop("3")
@@ -412,6 +389,20 @@ def test_missing_heads_and_packed_builtin_weights_are_refused(client, definition
     status, answer = client.queue(graph(definitions, loader={"quantization": "4 bits"}))
     assert status == 400
     assert "no packed weights" in str(answer["node_errors"]["1"])
+
+
+def test_knobs_that_no_peer_can_have_are_refused(client, definitions):
+    for wrong, said in (
+        ({"decoder": "lantern", "factor": 0.5}, "factor must be above 1"),
+        ({"decoder": "ssd"}, 'decoder is "ssd", but the choices are window, mtp'),
+        ({"gap": 1.5}, "bigger than max"),
+    ):
+        knobs = {name: _default(options, kind) for name, kind, options in host.widgets(definitions["PeerDecoder"])}
+        prompt = graph(definitions, schedule=["6", 0])
+        prompt["6"] = {"class_type": "PeerDecoder", "inputs": knobs | wrong}
+        status, answer = client.queue(prompt)
+        assert status == 400
+        assert said in str(answer["node_errors"]["6"])
 
 
 @pytest.mark.parametrize("name", ["../outside", "", "a/b", ".hidden", "c:d"])
@@ -469,6 +460,29 @@ def test_checkpoints_are_found_where_people_keep_them_and_draw_without_heads(ser
     run = client.run(graph(definitions, loader=loader, heads=None, **wide))
     assert not run.error
     assert pictures(server, run).shape == (1, 8, 12, 3)
+
+
+def test_a_connected_peer_decodes_with_its_knobs(server, client, janus):
+    shutil.copytree(janus.folder, server.base / "models" / "ssd" / "small")  # 4 x 4 cells
+    definitions = server.get("/object_info")
+    loader = {"name": "small", "dtype": "float32"}
+    common = {"loader": loader, "heads": None, "prompt": "a cat", "seed": 36, "schedule": ["6", 0]}
+    knobs = {name: _default(options, kind) for name, kind, options in host.widgets(definitions["PeerDecoder"])}
+
+    def decoded(sampler, **changed):
+        peer = {"class_type": "PeerDecoder", "inputs": knobs | changed}
+        run = client.run(graph(definitions, sampler, **common) | {"6": peer})
+        assert not run.error
+        return words(run)
+
+    zipar = decoded("SSDSampler", decoder="zipar", window=2)
+    assert zipar.startswith("zipar window=2\n11 passes (planned 11), AR takes 16")
+    sjd = decoded("SSDSampler", decoder="sjd", drafts="above", coupled=True)
+    assert sjd.startswith("sjd window=16 drafts=above coupled\n")
+    ar, peer, exact = decoded("SSDCompare", decoder="window", window=3, tolerance=1).split("\n\n")
+    assert ar.startswith("ar\n16 passes")
+    assert peer.startswith("window window=3 tolerance=1\n")
+    assert "100% of the cells equal AR's" in exact
 
 
 def test_packed_weights_draw_again_and_again_and_are_read_anew_after_they_were_freed(server, client, janus):

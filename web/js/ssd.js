@@ -78,6 +78,7 @@ function showKnobs(node, decoder) {
     widget.hidden = hidden; // LiteGraph
     widget.options.hidden = hidden; // Nodes 2.0
   }
+  node.widgets.push(node.widgets.pop()); // Nodes 2.0 looks at the options when the list changes
   node.setSize([node.size[0], node.computeSize()[1]]);
   node.graph?.setDirtyCanvas(true, true);
 }
