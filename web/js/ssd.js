@@ -1,5 +1,5 @@
 // A panel on SSD Sampler and SSD Schedule: planned passes as the knobs move, the map of cells while a run goes on,
-// the numbers afterwards. Progress and previews are ComfyUI's own. Peer Decoder shows the knobs of its decoder alone.
+// the numbers afterwards. Progress and previews are ComfyUI's own. Peer Decoder shows its decoder's knobs alone.
 
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
@@ -9,6 +9,7 @@ import { Panel } from "./panel.js";
 const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "commits", "window", "width", "height"];
 const HEIGHTS = { SSDSampler: 320, SSDSchedule: 66 };
 const LOOK_EVERY = 250; // ms
+const EVERY = "every"; // Nodes 2.0 does not notice that a widget is hidden, so it shows the knobs of every decoder
 
 const panels = new Map(); // node -> { panel, asked }
 const peers = new Map(); // node -> the decoder whose knobs it shows
@@ -46,7 +47,7 @@ async function ask(question) {
 async function look() {
   if (document.hidden) return;
   for (const [node, shown] of peers) {
-    const decoder = valueOf(node, "decoder");
+    const decoder = LiteGraph.vueNodesMode ? EVERY : valueOf(node, "decoder");
     if (decoder !== shown) showKnobs(node, decoder);
   }
   for (const [node, entry] of panels) {
@@ -68,18 +69,15 @@ async function look() {
   }
 }
 
+/** Hides the knobs that a decoder does not have. */
 function showKnobs(node, decoder) {
   peers.set(node, decoder);
   const inputs = node.constructor.nodeData.input.required;
   for (const widget of node.widgets) {
     const { decoders } = inputs[widget.name]?.[1] ?? {};
-    if (!decoders) continue;
-    const hidden = !decoders.includes(decoder) && !isConnected(node, widget.name);
-    widget.hidden = hidden; // LiteGraph
-    widget.options.hidden = hidden; // Nodes 2.0
+    if (decoders) widget.hidden = decoder !== EVERY && !decoders.includes(decoder) && !isConnected(node, widget.name);
   }
-  node.widgets.push(node.widgets.pop()); // Nodes 2.0 looks at the options when the list changes
-  node.setSize([node.size[0], node.computeSize()[1]]);
+  if (decoder !== EVERY) node.setSize([node.size[0], node.computeSize()[1]]);
   node.graph?.setDirtyCanvas(true, true);
 }
 
