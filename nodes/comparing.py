@@ -71,7 +71,8 @@ class SSDCompare(io.ComfyNode):
         schedule: DecodeConfig | None = None,
     ) -> io.NodeOutput:
         ssd = settings.decode_config(schedule, schedule=Schedule(b=r), rule=rule)
-        configs = [replace(ssd, decoder="ar"), ssd] + ([replace(ssd, decoder="lossless")] if lossless else [])
+        ar, exact = (replace(ssd, decoder=name, options=None) for name in ("ar", "lossless"))
+        configs = [ar, ssd, exact] if lossless else [ar, ssd]
         sampling = partial(settings.sampling_config, cfg=cfg, temperature=temperature, top_k=top_k, top_p=top_p)
         drawings = _draw_all(cls.hidden.unique_id, backbone, heads, prompt, seed, configs, sampling)
         captions = [caption(drawing.result, drawings[0].result) for drawing in drawings]
@@ -154,7 +155,8 @@ def _numbers(rounds: str, rows: str) -> tuple[list[int], list[int]]:
 def _draw_all(node_id, backbone, heads, prompt, seed, configs: list[DecodeConfig], sampling) -> list[Drawing]:
     """A run per config, after one that nobody sees: the first of a process takes longer than it should."""
     last = configs[-1]
-    configs = [replace(last, decoder="ssd", schedule=replace(last.schedule, b=0, i=0)), *configs]
+    quick = replace(last, decoder="ssd", schedule=replace(last.schedule, b=0, i=0), options=None)
+    configs = [quick, *configs]
     viewer = Viewer(node_id, backbone, heads, runs=len(configs))
     return [viewer.draw(prompt, [seed], config, sampling) for config in configs][1:]
 

@@ -15,17 +15,19 @@ PLAN = "/ssd/plan"
 def plan(question: dict) -> dict:
     """Answers with {"passes", "ar", "text"}, or {"error"}; passes is None where they depend on the picture.
 
-    question: "backbone", "width" and "height", and either "preset" and "speed", or "decoder" and the
-    sampler's knobs.
+    question: "backbone", "width" and "height", and either "preset" and "speed", or "peer" with the values of
+    Peer Decoder, or "decoder" and the sampler's knobs.
     """
     try:
         folder = folders.backbone_folder(str(question["backbone"]))
         family, grid = outline(folder, int(question.get("width", 0)), int(question.get("height", 0)))
         if "preset" in question:
             config = settings.scheduled(str(question["preset"]), int(question["speed"]), family)
+        elif "peer" in question:
+            config = settings.peer_config(**question["peer"])
         else:
             knobs = {name: int(question[name]) for name in ("r", "k_v", "b", "i", "k_h")}
-            schedule = settings.schedule_of(**knobs)
+            schedule = settings.schedule_of(**knobs, commits=question["commits"])
             decoder = question["decoder"] if question["decoder"] in DECODERS else "ssd"
             window = int(question["window"])
             config = settings.decode_config(None, decoder=decoder, schedule=schedule, window=window)

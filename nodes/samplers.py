@@ -1,11 +1,11 @@
-"""SSDSchedule, SSDSampler and ARSampler."""
+"""SSDSchedule, PeerDecoder, SSDSampler and ARSampler."""
 
 from functools import partial
 
 from comfy_api.latest import io
 
 from ..ssd_core.correction import ACCEPT_REJECT, GREEDY
-from ..ssd_core.decoders import DecodeConfig
+from ..ssd_core.decoders import OPTIONS, SCHEDULED, DecodeConfig
 from ..ssd_core.schedule import PRESETS, SPEEDS
 from . import schema as s
 from . import settings
@@ -52,6 +52,39 @@ class SSDSchedule(io.ComfyNode):
         return io.NodeOutput(config, f"{config}\n{settings.plan(config, grid)}")
 
 
+class PeerDecoder(io.ComfyNode):
+    """A decoder that SSD is compared with, and its knobs, in place of a schedule."""
+
+    @classmethod
+    def define_schema(cls):
+        text = NodeText("PeerDecoder")
+        with_heads = [name for name in OPTIONS if "k_h" in SCHEDULED.get(name, ())]
+        return s.schema(
+            text,
+            [
+                s.decoder(text, "decoder", "What to draw with.", "sjd", "Try zipar, then sjd.", OPTIONS),
+                *(s.peer_knob(text, field, decoders) for field, decoders in settings.peer_knobs().values()),
+                s.columns(text, with_heads),
+            ],
+            [s.ScheduleType.Output("schedule", **text.output(0))],
+            aliases=["mtp", "sjd", "gsd", "lantern", "zipar", "pjd", "speculative jacobi"],
+        )
+
+    @classmethod
+    def validate_inputs(cls, decoder=None, drafts=None, factor=None):
+        refused = s.refusal(cls, decoder=decoder, drafts=drafts)
+        if not refused and factor is not None and decoder == "lantern":
+            try:
+                settings.peer_config(decoder, factor=factor)
+            except ValueError as error:
+                return str(error)
+        return refused or True
+
+    @classmethod
+    def execute(cls, **knobs) -> io.NodeOutput:
+        return io.NodeOutput(settings.peer_config(**knobs))
+
+
 class SSDSampler(io.ComfyNode):
     """Draws pictures by any decoder, and shows how."""
 
@@ -66,12 +99,19 @@ class SSDSampler(io.ComfyNode):
                 s.prompt(text, PROMPT),
                 s.negative(text),
                 s.seed(text),
-                s.decoder(text, "decoder", "How the picture is decoded.", "ssd", "Try ssd, then lossless."),
+                s.decoder(
+                    text,
+                    "decoder",
+                    "How the picture is decoded.",
+                    "ssd",
+                    "Try ssd, then lossless. Peer Decoder has the knobs of those below lossless.",
+                ),
                 s.rounds(text),
                 io.Int.Input("k_v", default=1, min=1, max=settings.MAX_ROWS, **text.input("k_v")),
                 s.advanced(io.Int.Input("b", default=5, **rounds, **text.input("b"))),
                 s.advanced(io.Int.Input("i", default=4, **rounds, **text.input("i"))),
                 s.advanced(io.Int.Input("k_h", default=5, min=1, max=settings.MAX_COLUMNS, **text.input("k_h"))),
+                s.commits(text),
                 s.rule(text),
                 s.advanced(
                     io.Int.Input(
@@ -97,8 +137,8 @@ class SSDSampler(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, decoder=None, rule=None, preview=None):
-        return s.refusal(cls, decoder=decoder, rule=rule, preview=preview) or True
+    def validate_inputs(cls, decoder=None, commits=None, rule=None, preview=None):
+        return s.refusal(cls, decoder=decoder, commits=commits, rule=rule, preview=preview) or True
 
     @classmethod
     def execute(
@@ -113,6 +153,7 @@ class SSDSampler(io.ComfyNode):
         b,
         i,
         k_h,
+        commits,
         rule,
         window,
         cfg,
@@ -127,7 +168,7 @@ class SSDSampler(io.ComfyNode):
         heads: ManagedHeads | None = None,
         schedule: DecodeConfig | None = None,
     ) -> io.NodeOutput:
-        own = settings.schedule_of(r, k_v, b, i, k_h)
+        own = settings.schedule_of(r, k_v, b, i, k_h, commits)
         config = settings.decode_config(schedule, decoder=decoder, schedule=own, rule=rule, window=window)
         viewer = Viewer(cls.hidden.unique_id, backbone, heads, preview, preview_every)
         drawing = viewer.draw(
@@ -199,4 +240,4 @@ class ARSampler(io.ComfyNode):
         return io.NodeOutput(drawing.image, drawing.statistics, ui={"ssd": [drawing.statistics]})
 
 
-NODES = [SSDSchedule, SSDSampler, ARSampler]
+NODES = [SSDSchedule, PeerDecoder, SSDSampler, ARSampler]

@@ -1,10 +1,14 @@
 """Building blocks of the nodes' schemas: types, inputs that several nodes share, niceties of newer ComfyUIs."""
 
+from collections.abc import Iterable
+from dataclasses import Field
+
 from comfy_api.latest import io
 
 from ..ssd_core.correction import ACCEPT_REJECT, RULES
 from ..ssd_core.decoders import DECODERS
 from ..ssd_core.sampling import MAX_SEED
+from ..ssd_core.schedule import COMMITS, OWN, Schedule
 from . import settings, watching
 from .text import NodeText, choices
 
@@ -31,8 +35,35 @@ def schema(text: NodeText, inputs: list, outputs: list, *, aliases: list[str] | 
 
 def advanced(given: io.Input) -> io.Input:
     """An input that newer ComfyUIs fold away at first; older ones ignore the mark."""
-    given.extra_dict = {**(given.extra_dict or {}), "advanced": True}
+    return _marked(given, advanced=True)
+
+
+def _marked(given: io.Input, **marks) -> io.Input:
+    """Marks that the browser sees; older ComfyUIs do not take them as arguments of every input."""
+    given.extra_dict = {**(given.extra_dict or {}), **marks}
     return given
+
+
+def peer_knob(text: NodeText, field: Field, decoders: list[str]) -> io.Input:
+    """A knob of some of the peers; the browser hides it while another one is chosen."""
+    name, default = field.name, field.default
+    if "choices" in field.metadata:
+        given = io.Combo.Input(name, options=list(field.metadata["choices"]), default=default, **text.input(name))
+    elif field.type is bool:
+        given = io.Boolean.Input(name, default=default, **text.input(name))
+    elif field.type is float:
+        low, high = settings.PEER_RANGES[name]
+        given = io.Float.Input(name, default=default, min=low, max=high, step=0.01, **text.input(name))
+    else:
+        low, high = settings.PEER_RANGES[name]
+        given = io.Int.Input(name, default=0 if name == "window" else default, min=low, max=high, **text.input(name))
+    return _marked(given, decoders=decoders)
+
+
+def columns(text: NodeText, decoders: list[str]) -> io.Input:
+    """k_h of those peers that draft with horizontal heads."""
+    given = io.Int.Input("k_h", default=Schedule.k_h, min=1, max=settings.MAX_COLUMNS, **text.input("k_h"))
+    return _marked(given, decoders=decoders)
 
 
 def refusal(node: type[io.ComfyNode], **values: str | None) -> str | None:
@@ -87,10 +118,19 @@ def rounds(text: NodeText) -> io.Input:
     return io.Int.Input("r", default=2, min=0, max=settings.MAX_ROUNDS, **text.input("r"))
 
 
-def decoder(text: NodeText, name: str, question: str, default: str, advice: str) -> io.Input:
-    """A choice among all decoders there are."""
-    texts = {"tooltip": choices(question, DECODERS, advice), **text.input(name)}
-    return io.Combo.Input(name, options=list(DECODERS), default=default, **texts)
+def decoder(
+    text: NodeText, name: str, question: str, default: str, advice: str, among: Iterable[str] = DECODERS
+) -> io.Input:
+    """A choice among the decoders."""
+    options = {each: DECODERS[each] for each in among}
+    texts = {"tooltip": choices(question, options, advice), **text.input(name)}
+    return io.Combo.Input(name, options=list(options), default=default, **texts)
+
+
+def commits(text: NodeText) -> io.Input:
+    """When finished rows are stored."""
+    texts = {"tooltip": choices("When finished rows are committed.", COMMITS, "Try own."), **text.input("commits")}
+    return advanced(io.Combo.Input("commits", options=list(COMMITS), default=OWN, **texts))
 
 
 def rule(text: NodeText, default: str = ACCEPT_REJECT, advice: str = "Try accept-reject.") -> io.Input:

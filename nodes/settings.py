@@ -1,22 +1,55 @@
 """From the values of widgets to what ssd_core understands, and from results to words. Needs no ComfyUI."""
 
-from dataclasses import replace
+from dataclasses import Field, fields, replace
 from types import SimpleNamespace
 
 from ..ssd_core.correction import ACCEPT_REJECT
-from ..ssd_core.decoders import DecodeConfig
+from ..ssd_core.decoders import OPTIONS, DecodeConfig
 from ..ssd_core.generate import Result
 from ..ssd_core.grid import TokenGrid
 from ..ssd_core.sampling import MAX_SEED, SamplingConfig
-from ..ssd_core.schedule import SPEEDS, Schedule
+from ..ssd_core.schedule import OWN, SPEEDS, Schedule
 
 SLIDER = "speed slider"
 MAX_ROUNDS, MAX_ROWS, MAX_COLUMNS, MAX_WINDOW, MAX_BATCH = 64, 16, 32, 512, 64
+# Least and largest value of the peers' numbers; a window of 0 stands for the decoder's own.
+PEER_RANGES = {
+    "window": (0, MAX_WINDOW),
+    "tolerance": (0, 64),
+    "group": (1, 1000),
+    "gap": (0.0, 1.0),
+    "distance": (0.0, 10.0),
+    "neighbors": (1, 100_000),
+    "delta": (0.0, 1.0),
+    "factor": (0.0, 100.0),
+    "context": (0, MAX_WINDOW),
+}
 
 
-def schedule_of(r: int, k_v: int, b: int, i: int, k_h: int) -> Schedule:
+def schedule_of(r: int, k_v: int, b: int, i: int, k_h: int, commits: str = OWN) -> Schedule:
     """The schedule of the sampler's knobs: r rounds where rows come one at a time, b and i where they do not."""
-    return Schedule(b=r, i=0, k_h=k_h, k_v=1) if k_v == 1 else Schedule(b=b, i=i, k_h=k_h, k_v=k_v)
+    rounds = {"b": r, "i": 0} if k_v == 1 else {"b": b, "i": i}
+    return Schedule(**rounds, k_h=k_h, k_v=k_v, commits=commits)
+
+
+def peer_knobs() -> dict[str, tuple[Field, list[str]]]:
+    """The knobs of the decoders that have options: each one's field, and the decoders that have it."""
+    knobs: dict[str, tuple[Field, list[str]]] = {}
+    for decoder, options in OPTIONS.items():
+        for field in fields(options):
+            knobs.setdefault(field.name, (field, []))[1].append(decoder)
+    return knobs
+
+
+def peer_config(decoder: str, k_h: int = Schedule.k_h, **knobs: float | bool | str) -> DecodeConfig:
+    """The config of a decoder that has options, from the knobs of all of them; ValueError for one out of range."""
+    if decoder not in OPTIONS:
+        raise ValueError(f'"{decoder}" has no knobs of its own: choose one of {", ".join(OPTIONS)}.')
+    if not knobs.get("window"):
+        knobs.pop("window", None)
+    options = OPTIONS[decoder]
+    own = {field.name: knobs[field.name] for field in fields(options) if field.name in knobs}
+    return DecodeConfig(decoder, Schedule(k_h=k_h), options=options(**own))
 
 
 def scheduled(preset: str, speed: int, family: str) -> DecodeConfig:
@@ -76,7 +109,8 @@ def plan(config: DecodeConfig, grid: TokenGrid) -> str:
         return f"{passes} passes, one per cell."
     if passes is None:
         return f"As many passes as the picture needs, at most AR's {grid.size}."
-    return f"{passes} passes instead of AR's {grid.size}: {grid.size / passes:.1f} times fewer."
+    ratio = f"{grid.size / passes:.1f} times"
+    return f"{passes} passes instead of AR's {grid.size}: {ratio} fewer, at best {ratio} as fast."
 
 
 def statistics(result: Result, grid: TokenGrid, kept_guesses: float | None = None) -> str:

@@ -35,6 +35,13 @@ window.ssdTest = {
   panel(type) {
     return this.nodes(type)[0].widgets.find((widget) => widget.name === "ssd_panel").element;
   },
+  shown(type) {
+    const node = this.nodes(type)[0];
+    const element = document.querySelector(`[data-node-id="${node.id}"]`);  // Nodes 2.0
+    const lines = element?.innerText.split("\\n");
+    const visible = (widget) => lines?.includes(widget.label ?? widget.name) ?? node.isWidgetVisible(widget);
+    return node.widgets.filter(visible).map((widget) => widget.name);
+  },
   set(type, name, value) {
     const node = this.nodes(type)[0];
     const widget = node.widgets.find((each) => each.name === name);

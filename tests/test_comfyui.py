@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 pytest.importorskip("websocket", reason="websocket-client is not installed")
 import comfyui_host as host
 
+from ssd_core.decoders import OPTIONS, SCHEDULED
 from ssd_core.heads import HeadSet, save_heads
 
 pytestmark = pytest.mark.skipif(host.missing() is not None, reason=str(host.missing()))
@@ -21,6 +23,7 @@ NODES = {
     "LoadSSDHeads": ["SSD_HEADS"],
     "SaveSSDHeads": ["STRING"],
     "SSDSchedule": ["SSD_SCHEDULE", "STRING"],
+    "PeerDecoder": ["SSD_SCHEDULE"],
     "SSDSampler": ["IMAGE", "MASK", "STRING"],
     "ARSampler": ["IMAGE", "STRING"],
     "SSDCompare": ["IMAGE", "IMAGE", "IMAGE", "STRING"],
@@ -129,8 +132,11 @@ def test_help_locales_templates_and_scripts_are_served(server):
 
 
 def test_planned_passes_are_answered(server):
-    knobs = {"decoder": "ssd", "r": 2, "k_v": 1, "b": 0, "i": 0, "k_h": 5, "window": 24}
+    knobs = {"decoder": "ssd", "r": 2, "k_v": 1, "b": 0, "i": 0, "k_h": 5, "commits": "own", "window": 24}
     assert server.post("/ssd/plan", {"backbone": "builtin", **knobs})[1]["passes"] == 80
+    assert server.post("/ssd/plan", {"backbone": "builtin", **knobs, "commits": "early"})[1]["passes"] == 57
+    for peer, passes in (({"decoder": "zipar", "window": 4}, 1 + 24 + 23 * 4), ({"decoder": "mtp", "k_h": 5}, 232)):
+        assert server.post("/ssd/plan", {"backbone": "builtin", "peer": peer})[1]["passes"] == passes
     slow = server.post("/ssd/plan", {"backbone": "builtin", "preset": "speed slider", "speed": 0})[1]
     assert slow["passes"] is None
     assert slow["ar"] == 576
@@ -138,10 +144,25 @@ def test_planned_passes_are_answered(server):
         {},
         {"backbone": "nobody", "preset": "emu3", "speed": 0},
         {"backbone": "builtin", **knobs, "k_v": 0},
+        {"backbone": "builtin", "peer": {"decoder": "ssd"}},
+        {"backbone": "builtin", "peer": {"decoder": "lantern", "factor": 0.5}},
     ):
         status, answer = server.post("/ssd/plan", question)
         assert status == 400
         assert answer["error"]
+
+
+def test_the_peers_have_their_knobs_and_the_browser_learns_whose_they_are(definitions):
+    inputs = definitions["PeerDecoder"]["input"]["required"]
+    assert inputs["decoder"][1]["options"] == list(OPTIONS)
+    for decoder, options in OPTIONS.items():
+        own = {field.name for field in fields(options)} | ({"k_h"} if decoder in SCHEDULED else set())
+        assert own == {name for name, (_, given) in inputs.items() if decoder in given.get("decoders", ())}
+    for name, (kind, given) in inputs.items():
+        if name not in ("decoder", "window"):
+            values = [getattr(options(), name, None) for options in OPTIONS.values()]
+            assert given["default"] in values or name == "k_h", name
+            assert kind == {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "COMBO"}[type(given["default"])]
 
 
 # ----------------------------------------------------------------------------------------------- the workflows
@@ -370,6 +391,20 @@ def test_missing_heads_and_packed_builtin_weights_are_refused(client, definition
     assert "no packed weights" in str(answer["node_errors"]["1"])
 
 
+def test_knobs_that_no_peer_can_have_are_refused(client, definitions):
+    for wrong, said in (
+        ({"decoder": "lantern", "factor": 0.5}, "factor must be above 1"),
+        ({"decoder": "ssd"}, 'decoder is "ssd", but the choices are window, mtp'),
+        ({"gap": 1.5}, "bigger than max"),
+    ):
+        knobs = {name: _default(options, kind) for name, kind, options in host.widgets(definitions["PeerDecoder"])}
+        prompt = graph(definitions, schedule=["6", 0])
+        prompt["6"] = {"class_type": "PeerDecoder", "inputs": knobs | wrong}
+        status, answer = client.queue(prompt)
+        assert status == 400
+        assert said in str(answer["node_errors"]["6"])
+
+
 @pytest.mark.parametrize("name", ["../outside", "", "a/b", ".hidden", "c:d"])
 def test_heads_are_written_nowhere_else(client, definitions, name):
     prompt = graph(definitions)
@@ -425,6 +460,29 @@ def test_checkpoints_are_found_where_people_keep_them_and_draw_without_heads(ser
     run = client.run(graph(definitions, loader=loader, heads=None, **wide))
     assert not run.error
     assert pictures(server, run).shape == (1, 8, 12, 3)
+
+
+def test_a_connected_peer_decodes_with_its_knobs(server, client, janus):
+    shutil.copytree(janus.folder, server.base / "models" / "ssd" / "small")  # 4 x 4 cells
+    definitions = server.get("/object_info")
+    loader = {"name": "small", "dtype": "float32"}
+    common = {"loader": loader, "heads": None, "prompt": "a cat", "seed": 36, "schedule": ["6", 0]}
+    knobs = {name: _default(options, kind) for name, kind, options in host.widgets(definitions["PeerDecoder"])}
+
+    def decoded(sampler, **changed):
+        peer = {"class_type": "PeerDecoder", "inputs": knobs | changed}
+        run = client.run(graph(definitions, sampler, **common) | {"6": peer})
+        assert not run.error
+        return words(run)
+
+    zipar = decoded("SSDSampler", decoder="zipar", window=2)
+    assert zipar.startswith("zipar window=2\n11 passes (planned 11), AR takes 16")
+    sjd = decoded("SSDSampler", decoder="sjd", drafts="above", coupled=True)
+    assert sjd.startswith("sjd window=16 drafts=above coupled\n")
+    ar, peer, exact = decoded("SSDCompare", decoder="window", window=3, tolerance=1).split("\n\n")
+    assert ar.startswith("ar\n16 passes")
+    assert peer.startswith("window window=3 tolerance=1\n")
+    assert "100% of the cells equal AR's" in exact
 
 
 def test_packed_weights_draw_again_and_again_and_are_read_anew_after_they_were_freed(server, client, janus):

@@ -94,6 +94,33 @@ def test_the_schedule_node_plans_for_itself_and_for_the_sampler(server, vue):
 
 
 @RENDERERS
+def test_a_peer_shows_its_knobs_and_the_sampler_plans_with_them(server, vue):
+    with browser.frontend(server, vue=vue) as (page, errors):
+        browser.open_workflow(page, host.load_workflow("1-text-to-image"))
+        page.evaluate(
+            """() => {
+              const peer = LiteGraph.createNode("PeerDecoder");
+              app.graph.add(peer);
+              peer.pos = [-400, 80];
+              const sampler = ssdTest.nodes("SSDSampler")[0];
+              peer.connect(0, sampler, sampler.inputs.findIndex((input) => input.name === "schedule"));
+              ssdTest.fit();
+            }"""
+        )
+        for decoder, shown, plan in (
+            ("lantern", {"neighbors", "delta", "factor", "k_h"}, "As many passes as the picture needs"),
+            ("zipar", {"window"}, "209 passes"),
+        ):
+            page.evaluate(f"ssdTest.set('PeerDecoder', 'decoder', '{decoder}')")
+            browser.wait_for_panel(page, "SSDSampler", plan)
+            knobs = set(page.evaluate("ssdTest.shown('PeerDecoder')")) - {"decoder"}
+            assert knobs > shown if vue else knobs == shown
+        page.evaluate("ssdTest.set('PeerDecoder', 'window', 4)")
+        browser.wait_for_panel(page, "SSDSampler", "117 passes")
+        assert not errors
+
+
+@RENDERERS
 def test_the_panel_works_inside_a_subgraph(server, vue):
     with browser.frontend(server, vue=vue) as (page, errors):
         browser.open_workflow(page, host.load_workflow("1-text-to-image"))

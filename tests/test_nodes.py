@@ -67,6 +67,29 @@ def test_a_connected_schedule_overrules_decoder_and_knobs_but_not_rule_and_windo
     assert settings.decode_config(lossless, decoder="ssd").decoder == "lossless"
 
 
+def test_a_peers_knobs_are_picked_from_those_of_all(pack):
+    settings = pack.nodes__settings
+    every = {name: field.default for name, (field, _) in settings.peer_knobs().items()} | {"window": 0}
+    for decoder, options in pack.ssd_core__decoders.OPTIONS.items():
+        config = settings.peer_config(decoder, 3, **every)
+        assert (config.knobs, config.schedule.k_h) == (options(), 3)
+    config = settings.peer_config("gsd", **every | {"window": 9, "group": 2, "drafts": "left", "tolerance": 5})
+    assert str(config) == "gsd window=9 drafts=left group=2 gap=0.15 distance=0.5"
+    assert settings.decode_config(config, decoder="ssd", rule="greedy", window=7).options == config.options
+    with pytest.raises(ValueError, match="factor must be above 1"):
+        settings.peer_config("lantern", **every | {"factor": 0.5})
+    with pytest.raises(ValueError, match='"ssd" has no knobs of its own: choose one of window, mtp'):
+        settings.peer_config("ssd")
+
+
+def test_every_number_among_the_peers_knobs_has_a_range_with_its_default(pack):
+    settings = pack.nodes__settings
+    for name, (field, _) in settings.peer_knobs().items():
+        if field.type in (int, float):
+            low, high = settings.PEER_RANGES[name]
+            assert low <= field.default <= high, name
+
+
 def test_a_named_preset_ignores_the_slider(pack):
     settings = pack.nodes__settings
     config = settings.scheduled("lumina-mgpt", 4, "builtin")
@@ -111,7 +134,9 @@ def test_plans_of_every_decoder_are_put_into_words(pack):
         words = pack.nodes__settings.plan(pack.ssd_core__decoders.DecodeConfig(decoder), grid)
         assert "passes" in words
     config = pack.ssd_core__decoders.DecodeConfig(schedule=pack.ssd_core__schedule.Schedule(b=2))
-    assert pack.nodes__settings.plan(config, grid) == "80 passes instead of AR's 576: 7.2 times fewer."
+    assert pack.nodes__settings.plan(config, grid) == (
+        "80 passes instead of AR's 576: 7.2 times fewer, at best 7.2 times as fast."
+    )
 
 
 # ------------------------------------------------------------------------------- what a viewer gets to see
@@ -199,7 +224,7 @@ def test_the_loss_curve_is_read_from_the_log_and_drawn(pack, tmp_path):
 
 NODE_IDS = [
     *("LoadBackbone", "LoadSSDHeads", "SSDSampler", "SSDSchedule", "ARSampler", "SSDCompare", "SSDSweep"),
-    *("TrainSSDHeads", "SaveSSDHeads"),
+    *("TrainSSDHeads", "SaveSSDHeads", "PeerDecoder"),
 ]
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 
@@ -218,6 +243,18 @@ def test_both_languages_say_something_about_everything():
             for name, entry in chinese[node][part].items():
                 assert entry["name"], (node, name)
                 assert entry["tooltip"] != english[node][part][name].get("tooltip"), (node, name)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_tooltips_name_the_defaults_that_the_models_and_decoders_have(pack, language):
+    inputs = texts(language)
+    sampler, window = inputs["SSDSampler"]["inputs"], inputs["PeerDecoder"]["inputs"]["window"]["tooltip"]
+    for preset in pack.ssd_core__schedule.PRESETS.values():
+        assert f"{preset.sampling.cfg:g}" in sampler["cfg"]["tooltip"]
+        assert f"{preset.sampling.temperature:g}" in sampler["temperature"]["tooltip"]
+        assert f"{preset.sampling.top_k:g}" in sampler["top_k"]["tooltip"]
+    for options in pack.ssd_core__decoders.OPTIONS.values():
+        assert str(getattr(options(), "window", 0)) in window
 
 
 @pytest.mark.parametrize("node", NODE_IDS)

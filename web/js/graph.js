@@ -68,3 +68,8 @@ function follow(app, graph, linkId, depth) {
 export function valueOf(node, name) {
   return node?.widgets?.find((each) => each.name === name)?.value;
 }
+
+/** The values of all widgets of a node, by name. */
+export function valuesOf(node) {
+  return Object.fromEntries(node.widgets.map(({ name, value }) => [name, value]));
+}

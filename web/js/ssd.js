@@ -1,16 +1,18 @@
 // A panel on SSD Sampler and SSD Schedule: planned passes as the knobs move, the map of cells while a run goes on,
-// the numbers afterwards. Progress and previews are ComfyUI's own.
+// the numbers afterwards. Progress and previews are ComfyUI's own. Peer Decoder shows its decoder's knobs alone.
 
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
-import { isConnected, nodeByExecutionId, sourceOf, valueOf } from "./graph.js";
+import { isConnected, nodeByExecutionId, sourceOf, valueOf, valuesOf } from "./graph.js";
 import { Panel } from "./panel.js";
 
-const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "window", "width", "height"];
+const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "commits", "window", "width", "height"];
 const HEIGHTS = { SSDSampler: 320, SSDSchedule: 66 };
 const LOOK_EVERY = 250; // ms
+const EVERY = "every"; // Nodes 2.0 does not notice that a widget is hidden, so it shows the knobs of every decoder
 
 const panels = new Map(); // node -> { panel, asked }
+const peers = new Map(); // node -> the decoder whose knobs it shows
 
 function kindOf(node) {
   return node.comfyClass ?? node.type; // a node that is being created has no type yet
@@ -25,6 +27,7 @@ function questionOf(node) {
   const size = { width: valueOf(node, "width"), height: valueOf(node, "height") };
   if (isConnected(node, "schedule")) {
     const schedule = sourceOf(app, node, "schedule");
+    if (schedule && kindOf(schedule) === "PeerDecoder") return { backbone, ...size, peer: valuesOf(schedule) };
     if (!schedule || kindOf(schedule) !== "SSDSchedule") return "The connected schedule decides.";
     return { backbone, ...size, preset: valueOf(schedule, "preset"), speed: valueOf(schedule, "speed") };
   }
@@ -43,6 +46,10 @@ async function ask(question) {
 // Looking is simpler than listening: a plan depends on widgets of other nodes, on links, and on undo.
 async function look() {
   if (document.hidden) return;
+  for (const [node, shown] of peers) {
+    const decoder = LiteGraph.vueNodesMode ? EVERY : valueOf(node, "decoder");
+    if (decoder !== shown) showKnobs(node, decoder);
+  }
   for (const [node, entry] of panels) {
     const question = questionOf(node);
     const asked = JSON.stringify(question);
@@ -62,6 +69,26 @@ async function look() {
   }
 }
 
+/** Hides the knobs that a decoder does not have. */
+function showKnobs(node, decoder) {
+  peers.set(node, decoder);
+  const inputs = node.constructor.nodeData.input.required;
+  for (const widget of node.widgets) {
+    const { decoders } = inputs[widget.name]?.[1] ?? {};
+    if (decoders) widget.hidden = decoder !== EVERY && !decoders.includes(decoder) && !isConnected(node, widget.name);
+  }
+  if (decoder !== EVERY) node.setSize([node.size[0], node.computeSize()[1]]);
+  node.graph?.setDirtyCanvas(true, true);
+}
+
+function forgetWhenRemoved(node, map) {
+  const removed = node.onRemoved;
+  node.onRemoved = function (...args) {
+    map.delete(this);
+    return removed?.apply(this, args);
+  };
+}
+
 function addPanel(node) {
   const height = HEIGHTS[kindOf(node)];
   const panel = new Panel({ map: kindOf(node) === "SSDSampler", height });
@@ -73,11 +100,7 @@ function addPanel(node) {
   });
   widget.serialize = false; // nor of the saved workflow
   panels.set(node, { panel });
-  const removed = node.onRemoved;
-  node.onRemoved = function (...args) {
-    panels.delete(this);
-    return removed?.apply(this, args);
-  };
+  forgetWhenRemoved(node, panels);
 }
 
 function panelOf(id) {
@@ -97,5 +120,8 @@ app.registerExtension({
 
   nodeCreated(node) {
     if (kindOf(node) in HEIGHTS) addPanel(node);
+    if (kindOf(node) !== "PeerDecoder") return;
+    peers.set(node, undefined);
+    forgetWhenRemoved(node, peers);
   },
 });
