@@ -84,16 +84,16 @@ def measure_directions(
             for offset in offsets:
                 if offset <= heads.k_h and offset < grid.cols:
                     h_hat = heads.draft_right(offset, h[:, y, :-offset], e[:, y, :-offset])
-                    _add(sums[False, offset], session, log_p[:, offset:], h_hat)
+                    _add(sums[False, offset], session, log_p[:, offset:], heads, h_hat)
                 if offset <= heads.k_v and offset <= y:
                     h_hat = heads.draft_below(offset, h[:, y - offset], e[:, y - offset])
-                    _add(sums[True, offset], session, log_p, h_hat)
+                    _add(sums[True, offset], session, log_p, heads, h_hat)
     share = {key: total / count if count else None for key, (total, count) in sums.items()}
     return [Direction(offset, share[False, offset], share[True, offset]) for offset in offsets]
 
 
-def _add(total: list, session: DecodingSession, log_p: Tensor, h_hat: Tensor) -> None:
-    log_q, drafts = session.log_probs(h_hat).max(-1, keepdim=True)
+def _add(total: list, session: DecodingSession, log_p: Tensor, heads: HeadSet, h_hat: Tensor) -> None:
+    log_q, drafts = session.log_probs(h_hat, heads).max(-1, keepdim=True)
     kept = (log_p.gather(-1, drafts) - log_q).exp().clamp(max=1)
     total[0] += float(kept.sum())
     total[1] += kept.numel()
