@@ -33,6 +33,7 @@ from .scorer import held_out_prompts, load_scorer
 from .speed import measure_speed
 
 REAL_SEED = 5  # the scenes that the Frechet distance compares with
+COUNTS = ("prompts", "sets", "repetitions", "batch", "train_pictures", "train_steps")  # options that size a run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,6 +108,12 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
     if name in ("quality", "ablations", "report"):
         parser.add_argument("--sets", type=int, default=1, help="pictures per caption, by seeds (default: %(default)s)")
         parser.add_argument("--batch", type=int, default=16, help="pictures at once (default: %(default)s)")
+    if name in ("ablations", "report"):
+        trained = " and ".join(ablations.TRAINED)
+        parser.add_argument(
+            "--train-pictures", type=int, default=32, help=f"that {trained} draw to train on (default: %(default)s)"
+        )
+        parser.add_argument("--train-steps", type=int, default=50, help="of each training there (default: %(default)s)")
     if name == "ablations":
         text = "; ".join(f"{key}: {value}" for key, value in ablations.ABLATIONS.items())
         parser.add_argument("names", nargs="*", metavar="NAME", help=f"{text}; directions: Figure 1 (default: all)")
@@ -184,7 +191,7 @@ def ablate(args: argparse.Namespace) -> tuple[dict, list[dict]]:
         if name == "directions":
             measured = directions(args, backbone, heads)
         else:
-            measured, kept = qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=kept)
+            measured, kept = ablated(args, backbone, heads, name, base, kept)
         facts, some = _finish(args, f"ablation-{name}", backbone, measured)
         rows += [{"ablation": name, **row} for row in some]
     return facts, rows
@@ -200,16 +207,16 @@ def report(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     costs = measure_passes(backbone, heads, "a cat", sampling)
     drawing = [(str(each), each, heads) for each in chosen if each.config.decoder != "lossless"]
     judged, kept = qualities(args, backbone, drawing, floor=True)
-    ablated = {}
+    tables = {}
     for name in ablations.ABLATIONS:
         if name != "heads":
-            ablated[name], _ = qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=kept)
+            tables[name], _ = ablated(args, backbone, heads, name, base, kept)
     below = directions(args, backbone, heads) if heads else []
     facts = _facts(args, "report", backbone) | {"cols": backbone.grid().cols, "speed_prompts": len(texts)}
-    suite = Suite(facts, fast, costs, judged, ablated, below)
+    suite = Suite(facts, fast, costs, judged, tables, below)
     write_page(args.page, suite)
     print(f"wrote {args.page}")
-    rows = {"speed": fast, "cost": costs, "quality": judged, **ablated, "directions": below}
+    rows = {"speed": fast, "cost": costs, "quality": judged, **tables, "directions": below}
     dicts = [{"part": part, **row.as_dict()} for part, some in rows.items() for row in some]
     if args.out:
         save(args.out, "report", facts, dicts)
@@ -260,6 +267,24 @@ def directions(args: argparse.Namespace, backbone: Backbone, heads: Heads | None
     texts = [text for text, _ in held_out_prompts(args.prompts)][: args.batch]
     pictures = draw(backbone, None, Contender(DecodeConfig("ar")), texts, _sampling(args, backbone), batch=args.batch)
     return ablations.measure_directions(backbone, heads, texts, pictures.tokens[0], _sampling(args, backbone))
+
+
+def ablated(
+    args: argparse.Namespace, backbone: Backbone, heads: Heads | None, name: str, base: DecodeConfig, reference: dict
+) -> tuple[list[Quality], dict]:
+    """The figures of an ablation; reference as in `qualities`."""
+    if name not in ablations.TRAINED:
+        return qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=reference)
+    if args.train_pictures < 4 or args.train_steps < 1:
+        raise ValueError("Training needs at least 4 pictures and 1 step: raise --train-pictures or --train-steps.")
+    some = ablations.train_variants(name, backbone, base, pictures=args.train_pictures, steps=args.train_steps)
+    [contender] = ablations.contenders(name, base)
+    rows, reference = qualities(
+        args, backbone, [(each.name, contender, each.heads) for each in some], reference=reference
+    )
+    for row, each in zip(rows, some, strict=True):
+        row.training = each.seconds
+    return rows, reference
 
 
 def _variants(args, backbone: Backbone, heads: Heads | None, name: str, base: DecodeConfig):
@@ -314,7 +339,7 @@ def _facts(args: argparse.Namespace, name: str, backbone: Backbone) -> dict:
         "bandwidth": bandwidth(backbone.device),
         "torch": torch.__version__,
         "sampling": vars(_sampling(args, backbone)),
-        **{key: getattr(args, key) for key in ("prompts", "sets", "repetitions", "batch") if hasattr(args, key)},
+        **{key: getattr(args, key) for key in COUNTS if hasattr(args, key)},
     }
 
 

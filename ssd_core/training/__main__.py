@@ -180,7 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Draws the corpus as far as it is missing, trains, validates and writes the heads."""
+    """Draws the corpus as far as it is missing or reads a folder, trains, validates and writes the heads."""
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
