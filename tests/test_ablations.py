@@ -1,6 +1,6 @@
 """Ablations that train heads: what is compared, and what is put on the clock."""
 
-import json
+import argparse
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +9,6 @@ from fakes import FakeBackbone, random_heads
 
 import ssd_core.bench.__main__ as bench
 from ssd_core.bench import ablations
-from ssd_core.bench.quality import Quality
 from ssd_core.decoders import DecodeConfig
 from ssd_core.heads import SPACES
 from ssd_core.schedule import Schedule
@@ -69,19 +68,13 @@ def test_every_space_learns_from_the_same_pictures():
     assert all((each.heads.k_h, each.heads.k_v) == (3, 1) for each in variants)
 
 
-def test_trained_ablations_on_the_command_line(trained, monkeypatch, capsys):
-    backbone, judged = Painter(3, 4), []
-    backbone.shipped_heads = lambda: None
-
-    def qualities(args, backbone, entries, *, reference):
-        judged.extend(entries)
-        return [Quality(name) for name, _, _ in entries], reference
-
-    monkeypatch.setattr(bench, "load", lambda args: backbone)
-    monkeypatch.setattr(bench, "qualities", qualities)
-    assert bench.main(["ablations", "data", "--train-pictures", "8", "--train-steps", "5"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [row["training"] for row in rows] == [85, 325, 5, 5, 5, 325]
-    assert all(contender.config.schedule.b == 0 and heads.k_v == 1 for _, contender, heads in judged)
-    assert bench.main(["ablations", "spaces", "--train-pictures", "2"]) == 2
-    assert "raise --train-pictures" in capsys.readouterr().err
+def test_trained_ablations_on_the_command_line(trained):
+    options = argparse.ArgumentParser()
+    bench._add_options(options, "ablations")
+    args = options.parse_args(["data", "--train-pictures", "8", "--train-steps", "5"])
+    entries = bench._variants(args, Painter(3, 4), None, "data", BASE)
+    assert [name for name, _, _ in entries][:3] == ["2 own (85 s)", "8 own (325 s)", "2 given (5 s)"]
+    assert all(contender.config.schedule.b == 0 and heads.k_v == 1 for _, contender, heads in entries)
+    args.train_pictures = 3
+    with pytest.raises(ValueError, match="at least 4 pictures"):
+        bench._variants(args, Painter(3, 4), None, "spaces", BASE)

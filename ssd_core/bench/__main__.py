@@ -33,7 +33,6 @@ from .scorer import held_out_prompts, load_scorer
 from .speed import measure_speed
 
 REAL_SEED = 5  # the scenes that the Frechet distance compares with
-COUNTS = ("prompts", "sets", "repetitions", "batch", "train_pictures", "train_steps")  # options that size a run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,16 +107,15 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
     if name in ("quality", "ablations", "report"):
         parser.add_argument("--sets", type=int, default=1, help="pictures per caption, by seeds (default: %(default)s)")
         parser.add_argument("--batch", type=int, default=16, help="pictures at once (default: %(default)s)")
-    if name in ("ablations", "report"):
-        trained = " and ".join(ablations.TRAINED)
-        parser.add_argument(
-            "--train-pictures", type=int, default=32, help=f"that {trained} draw to train on (default: %(default)s)"
-        )
-        parser.add_argument("--train-steps", type=int, default=50, help="of each training there (default: %(default)s)")
     if name == "ablations":
         text = "; ".join(f"{key}: {value}" for key, value in ablations.ABLATIONS.items())
         parser.add_argument("names", nargs="*", metavar="NAME", help=f"{text}; directions: Figure 1 (default: all)")
         parser.add_argument("--heads", nargs="+", type=Path, default=[], help='heads files for the ablation "heads"')
+        trained = " and ".join(ablations.TRAINED)
+        parser.add_argument(
+            "--train-pictures", type=int, default=32, help=f"drawn for {trained} to train on (default: %(default)s)"
+        )
+        parser.add_argument("--train-steps", type=int, default=50, help="of each training there (default: %(default)s)")
     if name != "ablations":
         parser.add_argument("--heads", type=Path, help="a heads file (default: the shipped ones, if there are any)")
     if name == "pictures":
@@ -191,7 +189,7 @@ def ablate(args: argparse.Namespace) -> tuple[dict, list[dict]]:
         if name == "directions":
             measured = directions(args, backbone, heads)
         else:
-            measured, kept = ablated(args, backbone, heads, name, base, kept)
+            measured, kept = qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=kept)
         facts, some = _finish(args, f"ablation-{name}", backbone, measured)
         rows += [{"ablation": name, **row} for row in some]
     return facts, rows
@@ -207,16 +205,16 @@ def report(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     costs = measure_passes(backbone, heads, "a cat", sampling)
     drawing = [(str(each), each, heads) for each in chosen if each.config.decoder != "lossless"]
     judged, kept = qualities(args, backbone, drawing, floor=True)
-    tables = {}
+    ablated = {}
     for name in ablations.ABLATIONS:
-        if name != "heads":
-            tables[name], _ = ablated(args, backbone, heads, name, base, kept)
+        if name not in ablations.OF_HEADS:
+            ablated[name], _ = qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=kept)
     below = directions(args, backbone, heads) if heads else []
     facts = _facts(args, "report", backbone) | {"cols": backbone.grid().cols, "speed_prompts": len(texts)}
-    suite = Suite(facts, fast, costs, judged, tables, below)
+    suite = Suite(facts, fast, costs, judged, ablated, below)
     write_page(args.page, suite)
     print(f"wrote {args.page}")
-    rows = {"speed": fast, "cost": costs, "quality": judged, **tables, "directions": below}
+    rows = {"speed": fast, "cost": costs, "quality": judged, **ablated, "directions": below}
     dicts = [{"part": part, **row.as_dict()} for part, some in rows.items() for row in some]
     if args.out:
         save(args.out, "report", facts, dicts)
@@ -269,26 +267,12 @@ def directions(args: argparse.Namespace, backbone: Backbone, heads: Heads | None
     return ablations.measure_directions(backbone, heads, texts, pictures.tokens[0], _sampling(args, backbone))
 
 
-def ablated(
-    args: argparse.Namespace, backbone: Backbone, heads: Heads | None, name: str, base: DecodeConfig, reference: dict
-) -> tuple[list[Quality], dict]:
-    """The figures of an ablation; reference as in `qualities`."""
-    if name not in ablations.TRAINED:
-        return qualities(args, backbone, _variants(args, backbone, heads, name, base), reference=reference)
-    if args.train_pictures < 4 or args.train_steps < 1:
-        raise ValueError("Training needs at least 4 pictures and 1 step: raise --train-pictures or --train-steps.")
-    some = ablations.train_variants(name, backbone, base, pictures=args.train_pictures, steps=args.train_steps)
-    [contender] = ablations.contenders(name, base)
-    rows, reference = qualities(
-        args, backbone, [(each.name, contender, each.heads) for each in some], reference=reference
-    )
-    for row, each in zip(rows, some, strict=True):
-        row.training = each.seconds
-    return rows, reference
-
-
 def _variants(args, backbone: Backbone, heads: Heads | None, name: str, base: DecodeConfig):
     chosen = ablations.contenders(name, base)
+    if name in ablations.TRAINED:
+        size = dict(pictures=args.train_pictures, steps=args.train_steps)
+        trained = ablations.train_variants(name, backbone, base, **size)
+        return [(str(each), chosen[0], each.heads) for each in trained]
     if name != "heads":
         return [(str(each), each, heads) for each in chosen]
     loaded = [
@@ -339,7 +323,7 @@ def _facts(args: argparse.Namespace, name: str, backbone: Backbone) -> dict:
         "bandwidth": bandwidth(backbone.device),
         "torch": torch.__version__,
         "sampling": vars(_sampling(args, backbone)),
-        **{key: getattr(args, key) for key in COUNTS if hasattr(args, key)},
+        **{key: getattr(args, key) for key in ("prompts", "sets", "repetitions", "batch") if hasattr(args, key)},
     }
 
 

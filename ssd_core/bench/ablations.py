@@ -38,6 +38,7 @@ ABLATIONS = {
     "heads": "heads files given with --heads, drafts unverified",
 }
 TRAINED = ("data", "spaces")
+OF_HEADS = (*TRAINED, "heads")
 SCENE_SEED = 6  # of the scenes that stand for a folder of captioned pictures
 
 
@@ -56,7 +57,7 @@ def contenders(name: str, base: DecodeConfig) -> list[Contender]:
         return [ssd(b=5, i=4 if k_v > 1 else 0, k_v=k_v) for k_v in (1, 2, 3)]
     if name == "staged":
         return [ssd(b=9, k_v=2), *(ssd(b=5, i=i, k_v=2) for i in (1, 2, 3, 4))]
-    if name in (*TRAINED, "heads"):
+    if name in OF_HEADS:
         return [ssd(b=0)]
     raise ValueError(f'Unknown ablation "{name}": choose one of {", ".join(ABLATIONS)}.')
 
@@ -69,6 +70,9 @@ class TrainedHeads:
     heads: HeadSet
     seconds: float
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.seconds:.0f} s)"
+
 
 def train_variants(
     name: str, backbone: Backbone, base: DecodeConfig, *, pictures: int = 32, steps: int = 50, batch: int = 4
@@ -79,6 +83,8 @@ def train_variants(
     four times as many; those again for as many steps as fit into the time that the drawn ones took. "spaces": one
     after the other, on pictures that the backbone draws. Both are for a backbone that can read scene captions.
     """
+    if pictures < 4:
+        raise ValueError(f"Training takes at least 4 pictures, got {pictures}.")
     config = HeadsConfig(k_h=base.schedule.k_h, k_v=1, expansion=1.0, lr=1e-3, steps=steps, batch=batch)
     accelerator = Accelerator(cpu=backbone.device.type == "cpu")
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ class Quality:
     features; nll: nats per cell under AR at temperature 1 and without filters; agreement: share of cells equal
     to AR's of the same seed. shift: distance of the mean features of a prompt's pictures from AR's, as a share
     of AR's own spread (the root of the summed variances); spread: the summed variances, over AR's less 1
-    (Table 11). Those two need two sets. training: seconds that its heads took, where that is what is compared.
+    (Table 11). Those two need two sets.
     """
 
     name: str
@@ -37,7 +37,6 @@ class Quality:
     agreement: Estimate | None = None
     shift: float | None = None
     spread: float | None = None
-    training: float | None = None
 
     def as_dict(self) -> dict:
         """For files."""
@@ -54,7 +53,6 @@ class Quality:
             "equal to AR %": self.agreement.text(100) if self.agreement else "",
             "shift": "" if self.shift is None else f"{self.shift:.2f}",
             "spread": "" if self.spread is None else f"{self.spread:+.0%}",
-            "training s": "" if self.training is None else f"{self.training:.0f}",
         }
 
 

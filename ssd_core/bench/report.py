@@ -82,13 +82,6 @@ def findings(suite: Suite) -> list[str]:
     if depths := suite.ablations.get("lookahead"):
         claim = "Two rows at once are the best lookahead (Table 20)"
         check(claim, better(depths[1], best([depths[0], depths[2]])), f"1 to 3: {_shares(depths)}")
-    if data := suite.ablations.get("data"):
-        figures = f"{data[0].name} and {data[1].name}: {_shares(data[:2])}"
-        check("Heads that learn from more pictures draft better (Table 5)", better(data[1], data[0]), figures)
-    if spaces := suite.ablations.get("spaces"):
-        figures = f"{', '.join(row.name for row in spaces)}: {_shares(spaces)}"
-        claim = "Heads should read the state before the final norm and the token, and predict that state (Table 19)"
-        check(claim, better(spaces[0], best(spaces[1:])), figures)
     both = [each for each in suite.directions if each.horizontal is not None and each.vertical is not None]
     if both:
         pairs = "; ".join(f"{each.distance}: {each.horizontal:.1%} and {each.vertical:.1%}" for each in both)
