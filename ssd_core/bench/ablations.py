@@ -85,7 +85,7 @@ def train_variants(
     """
     if pictures < 4:
         raise ValueError(f"Training takes at least 4 pictures, got {pictures}.")
-    config = HeadsConfig(k_h=base.schedule.k_h, k_v=1, expansion=1.0, lr=1e-3, steps=steps, batch=batch)
+    config = HeadsConfig(k_h=base.schedule.k_h, k_v=1, expansion=1.0, lr=3e-3, steps=steps, batch=batch)
     accelerator = Accelerator(cpu=backbone.device.type == "cpu")
     with tempfile.TemporaryDirectory() as folder:
         workshop = _Workshop(backbone, accelerator, Path(folder), max(2, pictures // 4))
