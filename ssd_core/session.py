@@ -10,6 +10,7 @@ from .backbones.base import Backbone
 from .cache import causal_mask
 from .correction import Draws
 from .grid import TokenGrid
+from .heads import Heads
 from .sampling import Noise, SamplingConfig, log_probs
 
 UNKNOWN, DRAFT, FINAL = 0, 1, 2  # status of a cell
@@ -146,9 +147,10 @@ class DecodingSession:
         """Codes [B, n] -> embeddings [rows, n, D]."""
         return self.per_row(self.backbone.embed_codes(codes))
 
-    def log_probs(self, h: Tensor) -> Tensor:
-        """States [rows, ..., D] -> processed log-probabilities fp32 [B, ..., V]."""
-        return log_probs(self.backbone.logits(h), self.sampling)
+    def log_probs(self, h: Tensor, heads: Heads | None = None) -> Tensor:
+        """States [rows, ..., D] -> processed log-probabilities fp32 [B, ..., V]; heads: those that drafted them."""
+        logits = heads.logits(self.backbone, h) if heads else self.backbone.logits(h)
+        return log_probs(logits, self.sampling)
 
     def draws(self, rows: range, counter: int, columns: slice = slice(None)) -> Draws:
         """Random numbers for some rows (or columns of them) in pass number `counter`."""

@@ -30,6 +30,7 @@ from ssd_core.correction import RULES
 from ssd_core.decoders import DECODERS, DecodeConfig
 from ssd_core.decoders.sjd import SJDOptions
 from ssd_core.grid import TokenGrid
+from ssd_core.heads import IdentityHeads
 from ssd_core.sampling import SamplingConfig
 from ssd_core.schedule import Schedule
 
@@ -290,7 +291,7 @@ def test_ablations_differ_in_one_thing(name, count):
 def test_perfect_heads_are_always_kept():
     """Acceptance by direction, with the states of the very pictures as drafts."""
 
-    class Oracle:
+    class Oracle(IdentityHeads):
         k_h, k_v = 2, 2
 
         def draft_right(self, offset, h, e):

@@ -9,7 +9,7 @@ from fakes import FakeBackbone, random_heads, run, uncached_states
 from ssd_core.correction import RULES
 from ssd_core.decoders import DecodeConfig, decode
 from ssd_core.grid import TokenGrid
-from ssd_core.heads import HeadsError
+from ssd_core.heads import HeadsError, IdentityHeads
 from ssd_core.sampling import SamplingConfig
 from ssd_core.schedule import COMMITS, Schedule
 from ssd_core.session import FINAL, DecodingSession
@@ -261,7 +261,7 @@ def test_the_fast_decoder_equals_the_obvious_one(rule, eol, schedule):
         assert torch.equal(session.tokens, expected)
 
 
-class OracleHeads:
+class OracleHeads(IdentityHeads):
     """Drafts the very states of a finished picture, h_table [rows, grid rows, cols, D]."""
 
     k_h = k_v = 99

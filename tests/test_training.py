@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 import ssd_core.training.__main__ as cli
 from ssd_core.decoders import DecodeConfig, decode
-from ssd_core.heads import HeadSet, load_heads
+from ssd_core.heads import SPACES, HeadSet, load_heads
 from ssd_core.sampling import SamplingConfig
 from ssd_core.schedule import Schedule
 from ssd_core.session import DecodingSession
@@ -31,6 +31,7 @@ from ssd_core.training.heads import (
     pairs,
     teacher_states,
     train_heads,
+    untrained_heads,
 )
 
 PROMPTS = ["a", "a long one", "bc"]
@@ -114,10 +115,11 @@ def test_pairs_lie_inside_the_grid():
     h = torch.arange(5.0)[:, None] * 10 + torch.arange(6.0)  # h[y, x] = 10 y + x
     h = h[None, :, :, None].expand(1, 5, 6, 32)
     heads = fresh_heads()
-    for name, h_hat, target in pairs(heads, h, h):  # fresh heads copy: h_hat is the source
+    for name, predicted, target, true in pairs(heads, h, h):  # fresh heads copy: predicted is the source
         step = int(name[1:]) * (1 if name[0] == "h" else 10)
-        assert h_hat.shape == target.shape == (1, *((5, 6 - step) if name[0] == "h" else (5 - step // 10, 6)), 32)
-        torch.testing.assert_close(target - h_hat, torch.full_like(target, step))
+        assert predicted.shape == (1, *((5, 6 - step) if name[0] == "h" else (5 - step // 10, 6)), 32)
+        torch.testing.assert_close(target - predicted, torch.full_like(target, step))
+        assert torch.equal(target, true)
 
 
 def test_cross_entropy_is_added_when_asked_for():
@@ -129,6 +131,21 @@ def test_cross_entropy_is_added_when_asked_for():
     added = HeadLosses(heads, backbone, ce_weight=0.5)(h, e) - plain
     p, q = backbone.logits(h[:, 1:]).softmax(-1), backbone.logits(h[:, :-1]).log_softmax(-1)
     torch.testing.assert_close(added[3], -0.5 * (p * q).sum(-1).mean())
+
+
+@pytest.mark.parametrize("space", ["pre+e", "post+e", "e"])
+def test_cross_entropy_judges_what_decoding_sees(space):
+    """The distribution of the draft itself, in every space and at every scale."""
+    backbone = FakeBackbone()
+    torch.manual_seed(0)
+    h, e = 60 * torch.randn(2, 5, 6, 32), torch.randn(2, 5, 6, 32) / 60
+    heads = HeadSet(32, "none", 1, 1, space=space)
+    heads.state_scale.fill_(64)
+    heads.token_scale.fill_(1 / 64)
+    added = HeadLosses(heads, backbone, ce_weight=1.0)(h, e) - HeadLosses(heads, backbone)(h, e)
+    q = heads.logits(backbone, heads.draft_right(1, h[:, :, :-1], e[:, :, :-1])).log_softmax(-1)
+    p = backbone.logits(h[:, :, 1:]).softmax(-1)
+    torch.testing.assert_close(added[0], -(p * q).sum(-1).mean(), atol=1e-3, rtol=1e-3)
 
 
 # ----------------------------------------------------------------------------------------------- batches
@@ -280,6 +297,53 @@ def test_training_beats_the_identity_draft(tmp_path, corpus, accelerator, capsys
     session = DecodingSession(backbone, ["a"], [0])
     *_, last = decode(session, DecodeConfig(schedule=Schedule(k_h=2, k_v=2)), heads)
     assert last.progress == 1
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_every_space_trains_and_decodes(space, tmp_path, corpus, accelerator):
+    """Table 19: heads of any space go from the trainer through their file into every kind of decoder."""
+    backbone, out = FakeBackbone(), tmp_path / "heads.safetensors"
+    config = replace(SMALL, space=space, steps=40, lr=1e-2)
+    trained_now = train_heads(backbone, corpus, config, accelerator=accelerator, work=tmp_path, out=out)
+    heads = load_heads(out, backbone.fingerprint)
+    assert heads.space == space
+    with safe_open(out, framework="pt") as file:
+        story = json.loads(file.metadata()["training"])
+    assert story["space"] == space
+    for name in ("h1", "v1"):
+        assert story["heads"][name]["loss"] < story["heads"][name]["identity_loss"]
+    for value, other in zip(heads.state_dict().values(), trained_now.state_dict().values(), strict=True):
+        assert torch.equal(value, other)
+    reference, _ = decoded(backbone, DecodeConfig("ar"), None)
+    for decoder in ("ssd", "lossless", "mtp"):
+        last, _ = decoded(backbone, DecodeConfig(decoder, Schedule(b=1, k_h=3, k_v=2), window=4), heads)
+        assert last.progress == 1
+        if decoder == "lossless":  # whatever the drafts
+            assert torch.equal(last.tokens, reference.tokens)
+
+
+def decoded(backbone, config, heads):
+    session = DecodingSession(backbone, ["a", "bc"], [0, 1], SamplingConfig(cfg=2.0), lookahead=config.lookahead)
+    *_, last = decode(session, config, heads)
+    return last, session
+
+
+def test_scales_bring_states_and_embeddings_to_unit_size(corpus):
+    backbone = FakeBackbone()
+    pictures = np.arange(8)
+    for space in SPACES:
+        for scaled in (True, False):
+            config = replace(SMALL, space=space, scaled=scaled)
+            heads = untrained_heads(backbone, corpus, pictures, config)
+            prompt = backbone.encode_prompts(corpus.prompts[:8], None, corpus.grid)
+            h, e = teacher_states(backbone, prompt, corpus.tokens[:8], corpus.grid)
+            sizes = [float(part.square().mean().sqrt()) for part in heads.inputs(h, e)]
+            if scaled:
+                assert all(0.5**0.51 < size < 2**0.51 for size in sizes)
+            else:
+                assert float(heads.state_scale) == float(heads.token_scale) == 1
+            if "post" in space:
+                torch.testing.assert_close(heads.final_norm, backbone.transformer.norm.weight)
 
 
 def test_resumed_run_ends_with_the_same_weights(tmp_path, corpus, accelerator):

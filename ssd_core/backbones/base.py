@@ -77,6 +77,10 @@ class Backbone(ABC):
         """
 
     @abstractmethod
+    def final_norm(self, h: Tensor) -> Tensor:
+        """States [..., D] -> what the head of the network reads, [..., D]: an RMSNorm with weights."""
+
+    @abstractmethod
     def logits(self, h: Tensor) -> Tensor:
         """States [..., D] -> logits over the codebook, fp32 [..., V]: final norm and head."""
 

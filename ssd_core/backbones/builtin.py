@@ -90,6 +90,9 @@ class BuiltinBackbone(Backbone):
     ) -> Tensor:
         return self.transformer(x, positions, mask, cache, slots)
 
+    def final_norm(self, h: Tensor) -> Tensor:
+        return self.transformer.norm(h)
+
     def logits(self, h: Tensor) -> Tensor:
         return self.transformer.logits(h)
 

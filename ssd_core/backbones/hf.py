@@ -121,6 +121,9 @@ class TransformersBackbone(Backbone):
             hook.remove()
         return captured[0].to(self.device)
 
+    def final_norm(self, h: Tensor) -> Tensor:
+        return self._decoder.norm(h).to(self.device)
+
     def logits(self, h: Tensor) -> Tensor:
         return self._head(self._decoder.norm(h)).to(self.device).float()
 

@@ -135,6 +135,11 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
         text = "; ".join(f"{key}: {value}" for key, value in ablations.ABLATIONS.items())
         parser.add_argument("names", nargs="*", metavar="NAME", help=f"{text}; directions: Figure 1 (default: all)")
         parser.add_argument("--heads", nargs="+", type=Path, default=[], help='heads files for the ablation "heads"')
+        trained = " and ".join(ablations.TRAINED)
+        parser.add_argument(
+            "--train-pictures", type=int, default=32, help=f"drawn for {trained} to train on (default: %(default)s)"
+        )
+        parser.add_argument("--train-steps", type=int, default=50, help="of each training there (default: %(default)s)")
     if name != "ablations":
         parser.add_argument("--heads", type=Path, help="a heads file (default: the shipped ones, if there are any)")
     if name == "pictures":
@@ -285,6 +290,10 @@ def directions(
 
 def _variants(args, backbone: Backbone, heads: Heads | None, name: str, base: DecodeConfig):
     chosen = ablations.contenders(name, base)
+    if name in ablations.TRAINED:
+        size = dict(pictures=args.train_pictures, steps=args.train_steps)
+        trained = ablations.train_variants(name, backbone, base, **size)
+        return [(str(each), chosen[0], each.heads) for each in trained]
     if name != "heads":
         return [(str(each), each, heads) for each in chosen]
     loaded = [

@@ -1,18 +1,31 @@
-"""The paper's ablations as named sets of contenders, and first-round acceptance by direction (Figure 1)."""
+"""The paper's ablations as named sets of contenders, and first-round acceptance by direction (Figure 1).
 
+Two of them, `TRAINED`, compare ways to train heads, and train small ones for it.
+"""
+
+import math
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
+from accelerate import Accelerator
+from PIL import Image
 from torch import Tensor
 
 from ..backbones.base import Backbone
+from ..builtin import scenes
 from ..correction import RULES
 from ..decoders import DecodeConfig
-from ..heads import HeadSet
+from ..heads import SPACES, HeadSet
 from ..sampling import SamplingConfig
 from ..schedule import Schedule
 from ..session import DecodingSession
+from ..training.captioned import captioned_pictures, encode_corpus
+from ..training.corpus import Corpus, draw_corpus, load_corpus
+from ..training.heads import HeadsConfig, train_heads
 from .contenders import Contender
 
 ABLATIONS = {
@@ -20,12 +33,17 @@ ABLATIONS = {
     "rounds": "verify rounds on single rows (Table 4)",
     "lookahead": "rows drafted at once, b = 5 and i = 4 (Table 20)",
     "staged": "joint against staged verification of two rows (Table 21)",
-    "heads": "heads files given with --heads, drafts unverified (Tables 5 and 19)",
+    "data": "how many pictures heads learn from, and whose, drafts unverified (Table 5)",
+    "spaces": "what heads read and predict, drafts unverified (Table 19)",
+    "heads": "heads files given with --heads, drafts unverified",
 }
+TRAINED = ("data", "spaces")
+OF_HEADS = (*TRAINED, "heads")
+SCENE_SEED = 6  # of the scenes that stand for a folder of captioned pictures
 
 
 def contenders(name: str, base: DecodeConfig) -> list[Contender]:
-    """The configurations of an ablation; base: the family's preset. "heads" has one, for every file."""
+    """The configurations of an ablation; base: the family's preset. Those of heads have one, for all of them."""
     k_h = base.schedule.k_h
 
     def ssd(rule: str = base.rule, **knobs: int) -> Contender:
@@ -39,9 +57,96 @@ def contenders(name: str, base: DecodeConfig) -> list[Contender]:
         return [ssd(b=5, i=4 if k_v > 1 else 0, k_v=k_v) for k_v in (1, 2, 3)]
     if name == "staged":
         return [ssd(b=9, k_v=2), *(ssd(b=5, i=i, k_v=2) for i in (1, 2, 3, 4))]
-    if name == "heads":
+    if name in OF_HEADS:
         return [ssd(b=0)]
     raise ValueError(f'Unknown ablation "{name}": choose one of {", ".join(ABLATIONS)}.')
+
+
+@dataclass(frozen=True)
+class TrainedHeads:
+    """Heads that were trained for an ablation; seconds: what that took, from drawing the first picture on."""
+
+    name: str
+    heads: HeadSet
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.seconds:.0f} s)"
+
+
+def train_variants(
+    name: str, backbone: Backbone, base: DecodeConfig, *, pictures: int = 32, steps: int = 50, batch: int = 4
+) -> list[TrainedHeads]:
+    """The heads of an ablation in `TRAINED`: one head below, base.schedule.k_h to the right, `steps` steps each.
+
+    "data": a quarter of the pictures, then all, drawn by the backbone itself; as many scenes with captions, then
+    four times as many; those again for as many steps as fit into the time that the drawn ones took. "spaces": one
+    after the other, on pictures that the backbone draws. Both are for a backbone that can read scene captions.
+    """
+    if pictures < 4:
+        raise ValueError(f"Training takes at least 4 pictures, got {pictures}.")
+    config = HeadsConfig(k_h=base.schedule.k_h, k_v=1, expansion=1.0, lr=3e-3, steps=steps, batch=batch)
+    accelerator = Accelerator(cpu=backbone.device.type == "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        workshop = _Workshop(backbone, accelerator, Path(folder), max(2, pictures // 4))
+        if name == "spaces":
+            own, drawing = workshop.drawn(pictures)
+            return [workshop.train(space, own, drawing, replace(config, space=space)) for space in SPACES]
+        found, spent = [], 0.0
+        for count in (workshop.batch, pictures):
+            own, drawing = workshop.drawn(count)
+            spent += drawing  # the second time, only the missing ones are drawn
+            found.append(workshop.train(f"{count} own", own, spent, config))
+        for count in (workshop.batch, pictures, 4 * pictures):
+            given, encoding = workshop.encoded(count)
+            found.append(workshop.train(f"{count} given", given, encoding, config))
+        drawn, given_most = found[1], found[-1]
+        more = (drawn.seconds - encoding) / (given_most.seconds - encoding)
+        longer = replace(config, steps=max(steps, math.floor(steps * more)))
+        title = f"{4 * pictures} given, {longer.steps} steps"
+        return [*found, workshop.train(title, given, encoding, longer)]
+
+
+@dataclass(frozen=True)
+class _Workshop:
+    """Makes corpora and heads in a temporary folder, against the clock. batch: pictures that are drawn together."""
+
+    backbone: Backbone
+    accelerator: Accelerator
+    folder: Path
+    batch: int
+
+    def drawn(self, count: int) -> tuple[Corpus, float]:
+        """The first pictures that the backbone draws; seconds for what was not there yet."""
+        captions = [caption for caption, _ in map(_captioned_scene, range(count))]
+        began, folder = time.perf_counter(), self.folder / "corpus"
+        draw_corpus(self.backbone, captions, folder, accelerator=self.accelerator, batch=self.batch)
+        seconds = time.perf_counter() - began
+        return load_corpus(folder, self.backbone.fingerprint, count), seconds
+
+    def encoded(self, count: int) -> tuple[Corpus, float]:
+        """Scenes with captions, read from a folder; seconds for reading and encoding them."""
+        folder = self.folder / "pictures"
+        folder.mkdir(exist_ok=True)
+        for number in range(len(list(folder.glob("*.txt"))), count):
+            caption, scene = _captioned_scene(number)
+            scene.save(folder / f"{number:06d}.png")
+            (folder / f"{number:06d}.txt").write_text(caption, encoding="utf-8")
+        began = time.perf_counter()
+        corpus = encode_corpus(self.backbone, captioned_pictures(folder))
+        return corpus, time.perf_counter() - began
+
+    def train(self, name: str, corpus: Corpus, before: float, config: HeadsConfig) -> TrainedHeads:
+        """Heads that learn from a corpus; before: the seconds that its pictures took."""
+        began = time.perf_counter()
+        work = self.folder / f"training {name}"
+        heads = train_heads(self.backbone, corpus, config, accelerator=self.accelerator, work=work)
+        return TrainedHeads(name, heads, before + time.perf_counter() - began)
+
+
+def _captioned_scene(number: int) -> tuple[str, Image.Image]:
+    _, caption, picture = scenes.example(SCENE_SEED, number)
+    return caption, Image.fromarray(picture)
 
 
 @dataclass(frozen=True)
@@ -84,16 +189,16 @@ def measure_directions(
             for offset in offsets:
                 if offset <= heads.k_h and offset < grid.cols:
                     h_hat = heads.draft_right(offset, h[:, y, :-offset], e[:, y, :-offset])
-                    _add(sums[False, offset], session, log_p[:, offset:], h_hat)
+                    _add(sums[False, offset], session, log_p[:, offset:], heads, h_hat)
                 if offset <= heads.k_v and offset <= y:
                     h_hat = heads.draft_below(offset, h[:, y - offset], e[:, y - offset])
-                    _add(sums[True, offset], session, log_p, h_hat)
+                    _add(sums[True, offset], session, log_p, heads, h_hat)
     share = {key: total / count if count else None for key, (total, count) in sums.items()}
     return [Direction(offset, share[False, offset], share[True, offset]) for offset in offsets]
 
 
-def _add(total: list, session: DecodingSession, log_p: Tensor, h_hat: Tensor) -> None:
-    log_q, drafts = session.log_probs(h_hat).max(-1, keepdim=True)
+def _add(total: list, session: DecodingSession, log_p: Tensor, heads: HeadSet, h_hat: Tensor) -> None:
+    log_q, drafts = session.log_probs(h_hat, heads).max(-1, keepdim=True)
     kept = (log_p.gather(-1, drafts) - log_q).exp().clamp(max=1)
     total[0] += float(kept.sum())
     total[1] += kept.numel()

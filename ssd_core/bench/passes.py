@@ -65,6 +65,10 @@ def measure_passes(
     session.prefill()
     states = session.forward(0, middle)
     e = session.embed(session.tokens[:, :middle])
+
+    def drafted(size: int) -> Tensor:
+        return session.log_probs(heads.draft_below(1, states[:, :size], e[:, :size]), heads)
+
     sizes = list(sizes or block_sizes(grid.cols, grid.size))
     verify: dict[int, list[float]] = {size: [] for size in sizes}
     draft: dict[int, list[float]] = {size: [] for size in sizes}
@@ -72,9 +76,7 @@ def measure_passes(
         for size in sizes:
             seconds = (
                 _seconds(backbone, lambda size=size: session.log_probs(session.forward(middle, size))),
-                _seconds(
-                    backbone, lambda size=size: session.log_probs(heads.draft_below(1, states[:, :size], e[:, :size]))
-                ),
+                _seconds(backbone, lambda size=size: drafted(size)),
             )
             if number:
                 verify[size].append(seconds[0])

@@ -103,7 +103,7 @@ def _draft(
         h_hat = heads.draft_below(1, h, e)
     target = slice(first, first + count)
     h_cell[rows, target] = h_hat
-    log_q = session.log_probs(h_hat)
+    log_q = session.log_probs(h_hat, heads)
     session.tokens[image, target] = _choose(session, log_q, [first], rule, [image])[0]
     session.status[image, target] = DRAFT
     return count

@@ -60,7 +60,8 @@ def _relaxed(session: DecodingSession, heads: Heads, k_h: int, rule: str) -> Ite
         while x + 1 < stop:
             m = min(k_h, stop - 1 - x)
             e = session.embed(session.tokens[:, x : x + 1])
-            log_q = session.log_probs(torch.cat([heads.draft_right(offset + 1, h, e) for offset in range(m)], 1))
+            h_hat = torch.cat([heads.draft_right(offset + 1, h, e) for offset in range(m)], 1)
+            log_q = session.log_probs(h_hat, heads)
             yield _put(session, "draft", x + 1, draft(rule, log_q, _draws(session, x + 1, m, 0)), DRAFT)
 
             states = torch.cat((h_next, session.forward(x + 1, m)), 1)[:, :m]

@@ -132,7 +132,7 @@ def chain(session: DecodingSession, heads: Heads, k_h: int, rule: str) -> Drafte
         offsets = [min(offset, k_h) for offset in range(1, front.cells.shape[1] + 1)]  # any will do behind the drafts
         e = session.embed(session.tokens_at(front.cells[:, :1] - 1))
         h_hat = torch.cat([heads.draft_right(offset, front.h, e) for offset in offsets], 1)
-        log_q = target(rule, session.log_probs(h_hat))
+        log_q = target(rule, session.log_probs(h_hat, heads))
         return (log_q + front.gumbel()).argmax(-1), log_q
 
     return draft

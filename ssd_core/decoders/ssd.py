@@ -66,7 +66,7 @@ def _draft_block(session: DecodingSession, heads: Heads, h_row: Tensor, rows: ra
     above = session.cells(range(rows.start - 1, rows.start))[:, 0]
     e_row = session.embed(above)
     h_hat = torch.stack([heads.draft_below(offset + 1, h_row, e_row) for offset in range(len(rows))], 1)
-    log_q = session.log_probs(h_hat)
+    log_q = session.log_probs(h_hat, heads)
     session.cells(rows).copy_(draft(rule, log_q, session.draws(rows, 0)))
     session.mark(rows, DRAFT)
     return log_q
@@ -129,7 +129,8 @@ def _first_row(session: DecodingSession, heads: Heads, schedule: Schedule, rule:
         m = min(schedule.k_h, grid.cols - 1 - x)
         columns = slice(x + 1, x + 1 + m)
         h, e = h_row[-1][:, -1:], session.embed(tokens[:, x : x + 1])
-        log_q = session.log_probs(torch.cat([heads.draft_right(offset + 1, h, e) for offset in range(m)], 1))
+        h_hat = torch.cat([heads.draft_right(offset + 1, h, e) for offset in range(m)], 1)
+        log_q = session.log_probs(h_hat, heads)
         tokens[:, columns] = draft(rule, log_q[:, None], session.draws(row, 0, columns))[:, 0]
         session.status[:, columns] = DRAFT
         yield event("draft", row)

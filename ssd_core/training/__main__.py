@@ -1,6 +1,7 @@
-"""Trains drafting heads for a backbone on pictures that it draws itself; every stage is resumable.
+"""Trains drafting heads for a backbone, on pictures that it draws itself or on yours; every stage is resumable.
 
     python -m ssd_core.training --pictures 1000 --corpus runs/corpus --out heads.safetensors
+    python -m ssd_core.training --pictures-folder photos --out heads.safetensors     # cat.jpg and cat.txt, ...
     accelerate launch --num_processes 4 -m ssd_core.training ...           # several GPUs
     torchrun --nproc-per-node 2 -m ssd_core.training --device cpu ...      # several CPU processes
 
@@ -17,16 +18,19 @@ from pathlib import Path
 import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
+from tqdm import tqdm
 
-from ..backbones import load_backbone, load_builtin
+from ..backbones import Backbone, load_backbone, load_builtin
 from ..builtin import scenes
 from ..decoders import DECODERS, DecodeConfig
-from ..heads import load_heads
-from .corpus import draw_corpus, load_corpus
+from ..heads import SPACES, load_heads
+from .captioned import captioned_pictures, encode_corpus
+from .corpus import Corpus, CorpusError, draw_corpus, load_corpus
 from .heads import HeadsConfig, train_heads
 
 CAPTION_SEED = 3  # seed of the builtin backbone's training captions
 BUILTIN_PICTURES = 1000
+DRAWING = ("corpus", "prompts", "decoder", "heads", "cfg", "temperature", "top_k", "top_p")  # say how to draw
 
 
 def scene_captions(count: int) -> list[str]:
@@ -53,6 +57,19 @@ def choose_prompts(args: argparse.Namespace) -> list[str]:
     if args.backbone != "builtin":
         raise ValueError(f"The backbone {args.backbone} has no prompts of its own: name a file with --prompts.")
     return scene_captions(args.pictures or BUILTIN_PICTURES)
+
+
+def choose_pictures(args: argparse.Namespace) -> list[tuple[Path, str]]:
+    """The captioned pictures of --pictures-folder, the first --pictures of them."""
+    drawing = [f"--{name.replace('_', '-')}" for name in DRAWING if getattr(args, name) is not None]
+    if drawing:
+        raise ValueError(f"With --pictures-folder nothing is drawn: leave out {' and '.join(drawing)}.")
+    found = captioned_pictures(args.pictures_folder)
+    if args.pictures is not None and not 0 < args.pictures <= len(found):
+        raise CorpusError(
+            f"{args.pictures_folder} has {len(found)} pictures with captions, --pictures asks for {args.pictures}."
+        )
+    return found[: args.pictures]
 
 
 def build_accelerator(device: str) -> Accelerator:
@@ -96,15 +113,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="seed of pictures, order and dropped prompts (default: 0)")
 
     corpus = parser.add_argument_group("corpus", "pictures that the backbone draws; drawn as far as they are missing")
+    corpus.add_argument(
+        "--pictures-folder",
+        type=Path,
+        metavar="DIR",
+        help="learn from the pictures in this folder instead, each cut to the middle, "
+        "with a UTF-8 caption beside it (cat.jpg, cat.txt): nothing has to be drawn",
+    )
     corpus.add_argument("--corpus", type=Path, help="folder of the corpus (default: corpus in --work)")
     corpus.add_argument(
         "--prompts", type=Path, help="UTF-8 file, one prompt per line (default: builtin's scene captions)"
     )
     corpus.add_argument("--width", type=int, help="of the pictures, in pixels (default: the backbone's)")
     corpus.add_argument("--height", type=int, help="likewise")
-    corpus.add_argument("--pictures", type=int, help="how many (default: one per prompt; builtin: 1000)")
+    corpus.add_argument(
+        "--pictures", type=int, help="how many (default: one per prompt; builtin: 1000; all in the folder)"
+    )
     choices = ", ".join(DECODERS)
-    corpus.add_argument("--decoder", choices=DECODERS, default="ar", help=f"how to draw: {choices} (default: ar)")
+    corpus.add_argument("--decoder", choices=DECODERS, help=f"how to draw: {choices} (default: ar)")
     corpus.add_argument("--heads", type=Path, help="heads file for ssd and lossless (default: training-free drafts)")
     corpus.add_argument("--draw-batch", type=int, default=16, help="pictures drawn together (default: %(default)s)")
     corpus.add_argument("--cfg", type=float, help="guidance weight (default: the backbone's)")
@@ -117,6 +143,19 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--k-v", type=int, default=d.k_v, help="rows that heads reach (default: %(default)s)")
     train.add_argument(
         "--expansion", type=float, default=d.expansion, help="inner width of a head (default: %(default)s)"
+    )
+    spaces = "; ".join(f"{name}: {value}" for name, value in SPACES.items())
+    train.add_argument(
+        "--space",
+        choices=SPACES,
+        default=d.space,
+        help=f"what a head reads; it predicts the first of these (paper, Table 19): {spaces} (default: %(default)s)",
+    )
+    train.add_argument(
+        "--scaled",
+        action=argparse.BooleanOptionalAction,
+        default=d.scaled,
+        help="bring states and embeddings to about unit size for the heads, by factors that the heads file keeps",
     )
     train.add_argument("--epochs", type=float, default=d.epochs, help="passes over the pictures (default: %(default)s)")
     train.add_argument("--steps", type=int, help="optimizer steps, instead of --epochs")
@@ -141,7 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Draws the corpus as far as it is missing, trains, validates and writes the heads."""
+    """Draws the corpus as far as it is missing or reads a folder, trains, validates and writes the heads."""
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
@@ -154,14 +193,25 @@ def run(args: argparse.Namespace) -> None:
     """`main` with parsed arguments; raises what goes wrong (ValueError and its subclasses, OSError)."""
     settings = {f.name: getattr(args, f.name) for f in fields(HeadsConfig) if hasattr(args, f.name)}
     config = HeadsConfig(**settings)
-    prompts = choose_prompts(args)
+    chosen = choose_pictures(args) if args.pictures_folder is not None else choose_prompts(args)
     accelerator = build_accelerator(args.device)
     device = str(accelerator.device)
     if args.weights is not None and args.backbone == "builtin":
         backbone = load_builtin(device=device, dtype=args.dtype, folder=args.weights)
     else:
         backbone = load_backbone(args.backbone, device=device, dtype=args.dtype, download=args.download, vq=args.vq)
+    if args.pictures_folder is not None:
+        corpus = encode(chosen, backbone, args)
+    else:
+        corpus = draw(chosen, backbone, args, accelerator)
+    train_heads(backbone, corpus, config, accelerator=accelerator, work=args.work, out=args.out)
+    accelerator.end_training()
+
+
+def draw(prompts: list[str], backbone: Backbone, args: argparse.Namespace, accelerator: Accelerator) -> Corpus:
+    """The backbone's own pictures of some prompts."""
     sampling = backbone.defaults.updated(cfg=args.cfg, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    device = str(accelerator.device)
     drafts = args.heads and load_heads(args.heads, backbone.fingerprint, device=device, dtype=backbone.dtype)
     folder = args.corpus or args.work / "corpus"
     draw_corpus(
@@ -169,16 +219,25 @@ def run(args: argparse.Namespace) -> None:
         prompts,
         folder,
         accelerator=accelerator,
-        config=replace(DecodeConfig.preset(backbone.family), decoder=args.decoder),
+        config=replace(DecodeConfig.preset(backbone.family), decoder=args.decoder or "ar"),
         sampling=sampling,
         heads=drafts,
         grid=backbone.grid(args.width, args.height),
         batch=args.draw_batch,
         seed=args.seed,
     )
-    corpus = load_corpus(folder, backbone.fingerprint, len(prompts))
-    train_heads(backbone, corpus, config, accelerator=accelerator, work=args.work, out=args.out)
-    accelerator.end_training()
+    return load_corpus(folder, backbone.fingerprint, len(prompts))
+
+
+def encode(pictures: list[tuple[Path, str]], backbone: Backbone, args: argparse.Namespace) -> Corpus:
+    """The codes of some pictures with captions; every process encodes all of them."""
+    with tqdm(desc="Encoding the pictures", total=len(pictures), disable=None, dynamic_ncols=True) as bar:
+        return encode_corpus(
+            backbone,
+            pictures,
+            backbone.grid(args.width, args.height),
+            on_progress=lambda share: bar.update(round(share * len(pictures)) - bar.n),
+        )
 
 
 if __name__ == "__main__":

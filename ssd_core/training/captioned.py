@@ -24,7 +24,7 @@ def captioned_pictures(folder: str | Path) -> list[tuple[Path, str]]:
         raise CorpusError(f"There is no folder {folder}: give one with pictures and a .txt caption beside each.")
     pictures = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     captions = [(path, path.with_suffix(".txt")) for path in pictures]
-    found = [(path, text.read_text(encoding="utf-8-sig").strip()) for path, text in captions if text.is_file()]
+    found = [(path, _caption(text)) for path, text in captions if text.is_file()]
     if not found:
         raise CorpusError(
             f"{folder} has {len(pictures)} pictures and no caption for any: "
@@ -42,11 +42,14 @@ def encode_corpus(
 ) -> Corpus:
     """Encodes pictures, each cut to the middle and scaled to what the grid shows; on_progress gets the share done.
 
-    Raises CorpusError for a picture that cannot be read, ValueError for a caption that the backbone cannot.
+    Raises CorpusError for a picture that cannot be read, or a caption that the backbone does not know how to read.
     """
     grid, tokens = grid or backbone.grid(), []
-    for caption in dict.fromkeys(caption for _, caption in pictures):
-        backbone.encode_prompts([caption], None, grid)
+    for caption, path in {caption: path for path, caption in reversed(pictures)}.items():
+        try:
+            backbone.encode_prompts([caption], None, grid)
+        except ValueError as error:
+            raise CorpusError(f"The caption of {path} cannot be used: {error}") from error
     corner = torch.zeros(1, 2, 2, dtype=torch.long, device=backbone.device)
     with torch.no_grad():
         scale = backbone.decode_image(corner).shape[1] // 2  # pixels per code
@@ -58,11 +61,18 @@ def encode_corpus(
     return Corpus([caption for _, caption in pictures], torch.cat(tokens), grid, "pictures", backbone.defaults)
 
 
+def _caption(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not UTF-8 text: save it as UTF-8.") from error
+
+
 def _read(path: Path, size: tuple[int, int]) -> torch.Tensor:
     """RGB float [height, width, 3] in 0..1 of the middle of a picture."""
     try:
         with Image.open(path) as image:
             fitted = ImageOps.fit(ImageOps.exif_transpose(image).convert("RGB"), size, Image.Resampling.LANCZOS)
-    except OSError as error:
+    except (OSError, Image.DecompressionBombError) as error:
         raise CorpusError(f"{path} cannot be read ({error}): remove or replace it.") from error
     return torch.from_numpy(np.array(fitted)).float() / 255

@@ -3,7 +3,7 @@
 The teacher is the frozen backbone: one uncached pass over a prompt and its picture gives every state
 that decoding would compute one by one. Legend: h[y, x] is the state before the final norm that predicts
 cell (y, x), e[y, x] embeds its token (`heads.PAIRING`). The head of offset d learns to turn them into
-h[y, x + d] (horizontal) or h[y + d, x] (vertical).
+h[y, x + d] (horizontal) or h[y + d, x] (vertical); `heads.SPACES` has other inputs and targets.
 """
 
 import functools
@@ -22,28 +22,34 @@ from torch import Tensor, nn
 from ..backbones.base import Backbone, Prompt
 from ..cache import causal_mask
 from ..grid import TokenGrid
-from ..heads import HeadSet, save_heads
+from ..heads import SPACES, HeadSet, save_heads
 from .corpus import Corpus
 from .loop import LoopConfig, fit
 
 HELD_OUT = 0.03  # share of the pictures that judge the heads and never train them
 MOST_HELD_OUT = 256
+MEASURED = 8  # pictures whose states say how large states are
 
 
 @dataclass(frozen=True)
 class HeadsConfig:
     """How heads are trained; the defaults are the paper's (A.1, Table 6).
 
-    k_h, k_v, expansion: the heads of the `HeadSet`. batch: pictures per process and micro-batch.
+    k_h, k_v, expansion, space: the heads of the `HeadSet`. scaled: give inputs and targets about unit size, by
+    `HeadSet.state_scale` and `token_scale`; the paper does not mention it. Smooth-L1 is quadratic below 1 and
+    linear above: of states a hundred times as large it sees little more than signs. batch: pictures per process
+    and micro-batch.
     The learning rate warms up to `lr`, then falls to `final_lr` of it. steps: optimizer steps, None for
     `epochs` passes over the pictures. caption_drop: share of prompts replaced by the unconditional one,
     because guidance runs the heads on both halves. ce_weight: weight of the cross-entropy with the
-    backbone's distribution at the target state (EAGLE: 0.1; the paper reports none).
+    backbone's distribution at the target cell (EAGLE: 0.1; the paper reports none).
     """
 
     k_h: int = 5
     k_v: int = 3
     expansion: float = 2.0
+    space: str = "pre+e"
+    scaled: bool = True
     epochs: float = 3
     steps: int | None = None
     batch: int = 8
@@ -66,6 +72,8 @@ class HeadsConfig:
         for name in ("expansion", "epochs", "lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        if self.space not in SPACES:
+            raise ValueError(f'Unknown space "{self.space}" for heads: choose one of {", ".join(SPACES)}.')
         if not 0 <= self.caption_drop <= 1:
             raise ValueError(f"caption_drop must be in [0, 1], got {self.caption_drop}.")
         if self.ce_weight < 0:
@@ -110,15 +118,17 @@ def teacher_states(backbone: Backbone, prompt: Prompt, tokens: Tensor, grid: Tok
         return h, backbone.embed_codes(tokens)
 
 
-def pairs(heads: HeadSet, h: Tensor, e: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Name ("h1".."v1".."), prediction and target of every head; only pairs inside the grid.
+def pairs(heads: HeadSet, h: Tensor, e: Tensor) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Name ("h1".."v1".."), prediction, what it should be, and the true state of every head's cells.
 
-    h, e [B, rows, cols, D]; offset d leaves [B, rows, cols - d, D] or [B, rows - d, cols, D].
+    Only pairs inside the grid: h, e [B, rows, cols, D]; offset d leaves [B, rows, cols - d, D] or
+    [B, rows - d, cols, D]. Predictions and their targets are as `HeadSet.inputs` has them.
     """
-    for d in range(1, heads.k_h + 1):
-        yield f"h{d}", heads.draft_right(d, h[:, :, :-d], e[:, :, :-d]), h[:, :, d:]
-    for d in range(1, heads.k_v + 1):
-        yield f"v{d}", heads.draft_below(d, h[:, :-d], e[:, :-d]), h[:, d:]
+    inputs = heads.inputs(h, e)
+    for d, head in enumerate(heads.horizontal, 1):
+        yield f"h{d}", head(*(part[:, :, :-d] for part in inputs)), inputs[0][:, :, d:], h[:, :, d:]
+    for d, head in enumerate(heads.vertical, 1):
+        yield f"v{d}", head(*(part[:, :-d] for part in inputs)), inputs[0][:, d:], h[:, d:]
 
 
 class HeadLosses(nn.Module):
@@ -129,23 +139,47 @@ class HeadLosses(nn.Module):
 
     def __init__(self, heads: HeadSet, backbone: Backbone, ce_weight: float = 0.0):
         super().__init__()
-        self.heads, self.ce_weight = heads, ce_weight
-        self.logits, self.dtype = backbone.logits, backbone.dtype
+        self.heads, self.backbone, self.ce_weight = heads, backbone, ce_weight
 
     def forward(self, h: Tensor, e: Tensor) -> Tensor:
         # Heads keep fp32 weights; beside a half-precision backbone their products are bf16.
-        with torch.autocast(h.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
-            losses = [self._loss(h_hat, target) for _, h_hat, target in pairs(self.heads, h.float(), e.float())]
+        half = self.backbone.dtype != torch.float32
+        with torch.autocast(h.device.type, torch.bfloat16, enabled=half):
+            losses = [self._loss(*parts) for _, *parts in pairs(self.heads, h.float(), e.float())]
         return torch.stack(losses)
 
-    def _loss(self, h_hat: Tensor, target: Tensor) -> Tensor:
-        loss = F.smooth_l1_loss(h_hat.float(), target)
+    def _loss(self, predicted: Tensor, target: Tensor, h: Tensor) -> Tensor:
+        loss = F.smooth_l1_loss(predicted.float(), target)
         if self.ce_weight:
+            dtype = self.backbone.dtype
             with torch.no_grad():
-                p = self.logits(target.to(self.dtype)).softmax(-1)
-            log_q = self.logits(h_hat.to(self.dtype)).log_softmax(-1)
+                p = self.backbone.logits(h.to(dtype)).softmax(-1)
+            h_hat = self.heads.as_state(predicted.float()).to(dtype)
+            log_q = self.heads.logits(self.backbone, h_hat).log_softmax(-1)
             loss = loss - self.ce_weight * (p * log_q).sum(-1).mean()
         return loss
+
+
+def untrained_heads(backbone: Backbone, corpus: Corpus, pictures: np.ndarray, config: HeadsConfig) -> HeadSet:
+    """Heads before their first step, fp32: identity drafts, with the scales of some of a corpus's pictures."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        sizes = config.k_h, config.k_v, config.expansion
+        heads = HeadSet(backbone.hidden_size, backbone.fingerprint, *sizes, config.space)
+    for head in (*heads.horizontal, *heads.vertical):
+        head.reset()
+    heads.to(backbone.device)
+    if "post" in config.space:
+        long = torch.full((backbone.hidden_size,), 1e3, device=backbone.device, dtype=backbone.dtype)
+        heads.final_norm.copy_(backbone.final_norm(long))  # its weights, wherever and however they are kept
+    if config.scaled:
+        some = pictures[:MEASURED]
+        prompt = backbone.encode_prompts([corpus.prompts[i] for i in some], None, corpus.grid)
+        h, e = teacher_states(backbone, prompt, corpus.tokens[torch.from_numpy(some)], corpus.grid)
+        for part, measured in zip(config.space.split("+"), heads.inputs(h.float(), e.float()), strict=True):
+            scale = heads.token_scale if part == "e" else heads.state_scale
+            scale.fill_(2.0 ** round(math.log2(float(measured.square().mean().sqrt()))))
+    return heads
 
 
 # --------------------------------------------------------------------------------------------- training
@@ -190,7 +224,7 @@ def train_heads(
 ) -> HeadSet:
     """Trains one head per offset on a corpus of the backbone's own pictures; all in one pass over the data.
 
-    Each head minimises Smooth-L1 (beta 1) to the true state, independently of the others. `work` gets
+    Each head minimises Smooth-L1 (beta 1) to its true target, independently of the others. `work` gets
     checkpoint.pt, from which the same call goes on after an interruption, and log.jsonl. Prints how
     well the heads and the identity draft do on held-out pictures, and writes the heads to `out` with the
     whole story in its metadata. Returns what the file holds, in the backbone's dtype, ready for `decode`.
@@ -212,11 +246,7 @@ def train_heads(
     validation, pictures = order[:held], np.sort(order[held:])
     steps = config.planned_steps(len(pictures), accelerator.num_processes)
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        heads = HeadSet(backbone.hidden_size, backbone.fingerprint, config.k_h, config.k_v, config.expansion)
-    for head in (*heads.horizontal, *heads.vertical):
-        head.reset()
+    heads = untrained_heads(backbone, corpus, pictures, config)
     names = [f"h{d + 1}" for d in range(config.k_h)] + [f"v{d + 1}" for d in range(config.k_v)]
     latest: dict[str, float] = {}
 
@@ -295,7 +325,7 @@ def evaluate_heads(
 ) -> dict[str, dict[str, float]]:
     """How close the drafts come on some pictures of a corpus, with their prompts.
 
-    For every head: loss (Smooth-L1) and agreement (share of cells where the likeliest code at the
+    For every head: loss (Smooth-L1, as in training) and agreement (share of cells where the likeliest code at the
     drafted state is the likeliest one at the true state), and both for the identity draft.
     """
     report: dict[str, dict[str, float]] = {}
@@ -303,16 +333,19 @@ def evaluate_heads(
     for chosen in np.array_split(pictures, math.ceil(len(pictures) / batch)):
         prompt = backbone.encode_prompts([corpus.prompts[i] for i in chosen], None, corpus.grid)
         h, e = teacher_states(backbone, prompt, corpus.tokens[torch.from_numpy(chosen)], corpus.grid)
-        likeliest = _likeliest(backbone, h)
-        for name, h_hat, target in pairs(heads, h.to(heads_dtype), e.to(heads_dtype)):
+        likeliest = _likeliest(backbone.logits, h)
+        h, e = h.to(heads_dtype), e.to(heads_dtype)
+        known = heads.inputs(h, e)[0]
+        for name, predicted, target, _ in pairs(heads, h, e):
             d, right = int(name[1:]), name[0] == "h"
-            source = h[:, :, :-d] if right else h[:, :-d]
+            source = known[:, :, :-d] if right else known[:, :-d]
             wanted = likeliest[:, :, d:] if right else likeliest[:, d:]
             copied = likeliest[:, :, :-d] if right else likeliest[:, :-d]
+            drafted = _likeliest(lambda row: heads.logits(backbone, row), heads.as_state(predicted).to(backbone.dtype))
             measured = {
-                "loss": F.smooth_l1_loss(h_hat.float(), target.float()),
+                "loss": F.smooth_l1_loss(predicted.float(), target.float()),
                 "identity_loss": F.smooth_l1_loss(source.float(), target.float()),
-                "agreement": (_likeliest(backbone, h_hat.to(backbone.dtype)) == wanted).float().mean(),
+                "agreement": (drafted == wanted).float().mean(),
                 "identity_agreement": (copied == wanted).float().mean(),
             }
             row = report.setdefault(name, dict.fromkeys(measured, 0.0))
@@ -321,9 +354,9 @@ def evaluate_heads(
     return report
 
 
-def _likeliest(backbone: Backbone, h: Tensor) -> Tensor:
+def _likeliest(logits: Callable[[Tensor], Tensor], h: Tensor) -> Tensor:
     """Argmax codes at states [B, rows, cols, D], row by row: the logits of a whole Emu3 picture are 1 GB."""
-    return torch.stack([backbone.logits(row).argmax(-1) for row in h.unbind(1)], 1)
+    return torch.stack([logits(row).argmax(-1) for row in h.unbind(1)], 1)
 
 
 def format_report(report: dict[str, dict[str, float]]) -> str:
