@@ -276,7 +276,7 @@ def _train_heads(args: argparse.Namespace) -> None:
         "--steps": args.steps,
         "--batch": args.batch,
         "--expansion": 1.0,  # the model is small: so are its heads, and the learning rate is larger
-        "--lr": 1e-3,
+        "--lr": 3e-3,
     }
     train_heads([str(part) for option in options.items() for part in option])
 
@@ -285,7 +285,7 @@ STAGES = {
     "tokenizer": (train_tokenizer, 6000, 8),
     "transformer": (train_transformer, 3900, 8),
     "scorer": (_train_scorer, 1500, 16),
-    "heads": (_train_heads, 400, 8),
+    "heads": (_train_heads, 800, 8),
 }
 
 
