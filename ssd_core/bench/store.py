@@ -51,9 +51,9 @@ def weights_of(backbone: Backbone, heads: Heads | None) -> dict:
 
 def heads_digest(heads: HeadSet) -> str:
     """Names the weights of some heads."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(heads.space.encode())
     for tensor in heads.state_dict().values():
-        digest.update(tensor.detach().to("cpu", torch.bfloat16).view(torch.uint8).numpy())
+        digest.update(tensor.detach().to("cpu", torch.bfloat16).flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:12]
 
 
