@@ -83,7 +83,8 @@ def everyone(base: DecodeConfig, grid: TokenGrid) -> list[Contender]:
     chosen = [parse(name, base) for name in names]
     chosen += [Contender(each) for each in ssd_speeds(base)]
     chosen.append(Contender(replace(base, decoder="ssd", rule=SHARED_NOISE)))
-    chosen += [parse(name, base) for name in ("ssd:commits=early", "window:tolerance=1", "window:tolerance=3")]
+    names = ["ssd:settle", "ssd:b=1,commits=early", "ssd:commits=early", "ssd:commits=early,settle"]
+    chosen += [parse(name, base) for name in (*names, "window:tolerance=1", "window:tolerance=3")]
     windows = (24, 48)
     return chosen + [
         Contender(replace(base, decoder="lossless", window=window), trained)
