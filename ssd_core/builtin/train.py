@@ -23,8 +23,10 @@ from .tokenizer import ImageTokenizer
 from .transformer import BuiltinTransformer, RMSNorm, training_inputs
 from .weights import WEIGHTS, load_module, save_weights
 
+KINDS = ("two", "position", "single", "two", "position", "counting", "two", "position")  # most need names kept apart
 TRAIN_SEED, HELD_SEED = 1, 2  # seeds of the scene data sets
 PLACES = 2 * len(words.OBJECTS) + 1  # each object in two sizes, and none
+AHEAD = 6  # rows
 LONGEST_CAPTION = 17  # words in the longest caption that scenes.caption makes
 
 
@@ -97,14 +99,17 @@ class Grounding(nn.Module):
 
     An object's name matters for the first of its cells only; the rest follow from those. So next-code
     prediction alone is slow to find out that names matter at all. Here every cell also has to say which
-    objects the caption names (recall), which of them, how large, covers the cell that comes next (place),
-    and which row and column of that object's square the cell is (part): what tells its code, once known.
+    objects the caption names (recall), which of them, how large, covers the cell that comes next (place)
+    and the one `AHEAD` rows below that (ahead: no code has told yet, the caption has to), and which row and
+    column of that object's square the next cell is (part): what tells its code, once known.
     All read the states after `depth` layers: the layers above use what the ones below were made to remember.
     """
 
+    losses = ("loss", "recall", "place", "ahead", "part")
     depth = 4
     recall_weight = 0.1  # of the binary cross-entropy summed over the objects
     place_weight = 0.3  # of the cross-entropy over `PLACES`
+    ahead_weight = 0.15  # of the same some rows further down
     part_weight = 0.15  # of each of the two cross-entropies, over rows and over columns
 
     def __init__(self, transformer: BuiltinTransformer):
@@ -113,18 +118,19 @@ class Grounding(nn.Module):
         self.norm = RMSNorm(transformer.config.hidden_size)
         self.recall = nn.Linear(transformer.config.hidden_size, len(words.OBJECTS))
         self.place = nn.Linear(transformer.config.hidden_size, PLACES)
+        self.ahead = nn.Linear(transformer.config.hidden_size, PLACES)
         self.row = nn.Linear(transformer.config.hidden_size, scenes.LARGE + 1)
         self.column = nn.Linear(transformer.config.hidden_size, scenes.LARGE + 1)
         nn.init.zeros_(self.recall.weight)
         nn.init.constant_(self.recall.bias, -3.0)  # few of the objects are named
-        for task in (self.place, self.row, self.column):
+        for task in (self.place, self.ahead, self.row, self.column):
             nn.init.zeros_(task.weight)
 
     def forward(
         self, ids: Tensor, mask: Tensor, seen: Tensor, codes: Tensor, named: Tensor, placed: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """ids [N, P], mask [N, 1, T, T], codes [N, cells] to predict after the codes `seen`, named float [N, objects],
-        placed int64 [N, 3, cells] of `covering_objects` -> the losses of next code, recall, place and part.
+        placed int64 [N, 4, cells] of `covering_objects` -> the losses of next code, recall, place, ahead and part.
         """
         model, image = self.transformer, slice(ids.shape[1] - 1, None)
         x = torch.cat((model.text_embedding(ids), model.code_embedding(seen[:, :-1])), 1)
@@ -134,27 +140,30 @@ class Grounding(nn.Module):
             if depth == self.depth:
                 read = self.norm(x[:, image])
                 recalled = self.recall(read).float()
-                where = [task(read).float().flatten(0, 1) for task in (self.place, self.row, self.column)]
+                tasks = (self.place, self.ahead, self.row, self.column)
+                where = [task(read).float().flatten(0, 1) for task in tasks]
         target = named[:, None].expand_as(recalled)
         recall = F.binary_cross_entropy_with_logits(recalled, target, reduction="none").sum(-1).mean()
         truth = placed.transpose(0, 1).flatten(1)
-        place, row, column = (F.cross_entropy(part, true) for part, true in zip(where, truth, strict=True))
+        place, ahead, row, column = (F.cross_entropy(part, true) for part, true in zip(where, truth, strict=True))
         code = F.cross_entropy(model.logits(x[:, image]).flatten(0, 1), codes.flatten())
-        return code, recall, place, row + column
+        return code, recall, place, ahead, row + column
 
 
 def covering_objects(scene: scenes.Scene) -> Tensor:
-    """What covers each cell, int64 [3, cells]: an object in one of its two sizes, the row and the column of its square.
+    """What covers each cell, int64 [4, cells]: an object in one of its two sizes; what covers the cell `AHEAD` rows
+    below; the row and the column of the object's square.
 
-    Cells that no object covers have the last value of each: PLACES - 1, LARGE, LARGE.
+    Cells that no object covers have the last value of each: PLACES - 1, PLACES - 1, LARGE, LARGE.
     """
-    none = torch.tensor([PLACES - 1, scenes.LARGE, scenes.LARGE])
-    covering = none[:, None, None].expand(3, scenes.GRID, scenes.GRID).clone()
+    none = torch.tensor([PLACES - 1, PLACES - 1, scenes.LARGE, scenes.LARGE])
+    covering = none[:, None, None].expand(4, scenes.GRID, scenes.GRID).clone()
     for placed in sorted(scene.objects, key=lambda placed: placed.y):  # painted in this order
         square = covering[:, placed.y : placed.y + placed.size, placed.x : placed.x + placed.size]
         square[0] = 2 * words.OBJECTS.index(placed.name) + (placed.size == scenes.LARGE)
-        square[1] = torch.arange(placed.size)[:, None]
-        square[2] = torch.arange(placed.size)
+        square[2] = torch.arange(placed.size)[:, None]
+        square[3] = torch.arange(placed.size)
+    covering[1, :-AHEAD] = covering[0, AHEAD:]
     return covering.flatten(1)
 
 
@@ -185,7 +194,8 @@ def train_transformer(args: argparse.Namespace) -> None:
 
     def examples(seed: int, indices: range, crowded: int = 0, held: bool = False) -> tuple[Tensor, ...]:
         rows = [scenes.crowded_example(seed, i) for i in indices[:crowded]]
-        rows += [scenes.example(seed, i, held=held) for i in indices[crowded:]]
+        kinds = (None,) if held else KINDS
+        rows += [scenes.example(seed, i, held=held, kind=kinds[i % len(kinds)]) for i in indices[crowded:]]
         rgb = to_floats([picture for _, _, picture in rows]).to(accelerator.device)
         dropped = [np.random.default_rng((seed, i, 7)).random() < 0.1 and not held for i in indices]
         texts = ["" if drop else text for (_, text, _), drop in zip(rows, dropped, strict=True)]
@@ -203,29 +213,29 @@ def train_transformer(args: argparse.Namespace) -> None:
 
     def batch(i: int) -> tuple[Tensor, ...]:
         # Crowded scenes show more objects; the end of the run has only what is asked for.
-        crowded = args.batch * 3 // 4 if i < 0.6 * args.steps else 0
+        crowded = args.batch * 3 // 4 if i < args.crowded * args.steps else 0
         return examples(seed, range(i * args.batch, (i + 1) * args.batch), crowded)
 
     def loss(_: nn.Module, batch: tuple) -> tuple[Tensor, dict[str, Tensor]]:
-        code, recall, place, part = compiled(*batch, positions)
-        metrics = {"loss": code, "recall": recall, "place": place, "part": part}
-        total = code + model.recall_weight * recall + model.place_weight * place + model.part_weight * part
-        return total, {name: value.detach() for name, value in metrics.items()}
+        code, *tasks = compiled(*batch, positions)
+        weights = (model.recall_weight, model.place_weight, model.ahead_weight, model.part_weight)
+        total = code + sum(weight * task for weight, task in zip(weights, tasks, strict=True))
+        return total, {name: value.detach() for name, value in zip(Grounding.losses, (code, *tasks), strict=True)}
 
     @torch.no_grad()
     def evaluate(model: Grounding) -> dict[str, float]:
         held = [range(i, i + args.batch) for i in range(0, 128, args.batch)]
-        values = torch.tensor([model(*examples(HELD_SEED, indices, held=True), positions) for indices in held])
-        names = ("held_out_loss", "held_out_recall", "held_out_place", "held_out_part")
-        return dict(zip(names, values.mean(0).tolist(), strict=True))
+        losses = torch.tensor([model(*examples(HELD_SEED, indices, held=True), positions) for indices in held])
+        return {
+            f"held_out_{name}": value for name, value in zip(Grounding.losses, losses.mean(0).tolist(), strict=True)
+        }
 
     hidden = [parameter for parameter in transformer.layers.parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in hidden}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    scale = 1.0 if args.sitting == 1 else 0.6  # a later sitting must not undo the ones before
     optimizers = [
-        torch.optim.Muon(hidden, lr=4e-3 * scale, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=3e-3 * scale, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(hidden, lr=4e-3 * args.lr_scale, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=3e-3 * args.lr_scale, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     config = LoopConfig(steps=args.steps, warmup=100, final_lr=0.02, ema=0.998, clip=1.0, log_every=20)
     _fit("transformer", args, accelerator, model, loss, batch, optimizers, config, evaluate)
@@ -301,6 +311,12 @@ def main() -> None:
         type=int,
         default=1,
         help="2, 3, ... goes on from finished weights, on fresh scenes: of the transformer, or the tokenizer's decoder",
+    )
+    parser.add_argument(
+        "--crowded", type=float, default=0.6, help="transformer: share of the run with crowded scenes (default: 0.6)"
+    )
+    parser.add_argument(
+        "--lr-scale", type=float, default=1.0, help="transformer: of the learning rates, smaller in later sittings"
     )
     parser.add_argument("--compile", action="store_true", help="twice as fast; needs a C++ compiler")
     args = parser.parse_args()
