@@ -295,7 +295,7 @@ STAGES = {
     "tokenizer": (train_tokenizer, 6000, 8),
     "transformer": (train_transformer, 3900, 8),
     "scorer": (_train_scorer, 1500, 16),
-    "heads": (_train_heads, 800, 8),
+    "heads": (_train_heads, 600, 8),
 }
 
 
