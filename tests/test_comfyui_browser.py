@@ -109,7 +109,7 @@ def test_a_peer_shows_its_knobs_and_the_sampler_plans_with_them(server, vue):
         )
         for decoder, shown, plan in (
             ("lantern", {"neighbors", "delta", "factor", "k_h"}, "As many passes as the picture needs"),
-            ("zipar", {"window"}, "209 passes"),
+            ("zipar", {"window", "adaptive"}, "209 passes"),
         ):
             page.evaluate(f"ssdTest.set('PeerDecoder', 'decoder', '{decoder}')")
             browser.wait_for_panel(page, "SSDSampler", plan)
