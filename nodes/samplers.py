@@ -5,7 +5,7 @@ from functools import partial
 from comfy_api.latest import io
 
 from ..ssd_core.correction import ACCEPT_REJECT, GREEDY
-from ..ssd_core.decoders import OPTIONS, SCHEDULED, DecodeConfig
+from ..ssd_core.decoders import OPTIONS, SCHEDULED, DecodeConfig, option_fields
 from ..ssd_core.schedule import PRESETS, SPEEDS
 from . import schema as s
 from . import settings
@@ -63,7 +63,7 @@ class PeerDecoder(io.ComfyNode):
             text,
             [
                 s.decoder(text, "decoder", "What to draw with.", "sjd", "Try zipar, then sjd.", OPTIONS),
-                *(s.peer_knob(text, field, decoders) for field, decoders in settings.peer_knobs().values()),
+                *(s.peer_knob(text, field, decoders) for field, decoders in option_fields().values()),
                 s.columns(text, with_heads),
             ],
             [s.ScheduleType.Output("schedule", **text.output(0))],

@@ -1,6 +1,6 @@
 """From the values of widgets to what ssd_core understands, and from results to words. Needs no ComfyUI."""
 
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 from ..ssd_core.correction import ACCEPT_REJECT
@@ -30,15 +30,6 @@ def schedule_of(r: int, k_v: int, b: int, i: int, k_h: int, commits: str = OWN) 
     """The schedule of the sampler's knobs: r rounds where rows come one at a time, b and i where they do not."""
     rounds = {"b": r, "i": 0} if k_v == 1 else {"b": b, "i": i}
     return Schedule(**rounds, k_h=k_h, k_v=k_v, commits=commits)
-
-
-def peer_knobs() -> dict[str, tuple[Field, list[str]]]:
-    """The knobs of the decoders that have options: each one's field, and the decoders that have it."""
-    knobs: dict[str, tuple[Field, list[str]]] = {}
-    for decoder, options in OPTIONS.items():
-        for field in fields(options):
-            knobs.setdefault(field.name, (field, []))[1].append(decoder)
-    return knobs
 
 
 def peer_config(decoder: str, k_h: int = Schedule.k_h, **knobs: float | bool | str) -> DecodeConfig:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from . import cost, doctor
 from .backbones import Backbone, load_backbone
 from .correction import ACCEPT_REJECT, RULES
-from .decoders import DECODERS, OPTIONS, SCHEDULED, DecodeConfig
+from .decoders import DECODERS, OPTIONS, SCHEDULED, DecodeConfig, option_fields
 from .decoders.options import Options
 from .generate import Result, caption, generate
 from .heads import Heads, load_heads
@@ -126,13 +126,8 @@ def _window(text: str) -> int | str:
 
 
 def _peer_knobs() -> dict[str, tuple[Field, list[str]]]:
-    """Each knob of the decoders beside AR, SSD and lossless, but for the window: the field, and whose it is."""
-    knobs: dict[str, tuple[Field, list[str]]] = {}
-    for decoder, options in OPTIONS.items():
-        for field in fields(options):
-            knobs.setdefault(field.name, (field, []))[1].append(decoder)
-    del knobs["window"]
-    return knobs
+    """The knobs in `OPTIONS`, but for the window, which lossless shares."""
+    return {name: knob for name, knob in option_fields().items() if name != "window"}
 
 
 def add_model_options(parser) -> None:
@@ -191,7 +186,7 @@ def _generate(args: argparse.Namespace) -> None:
 def _with_fitting_window(args, backbone: Backbone, heads: Heads | None, config: DecodeConfig, sampling) -> DecodeConfig:
     """The config with the window that is fastest on this device."""
     if config.decoder != "lossless" and not args.compare:
-        raise ValueError(f"--window {AUTO} is for lossless: give {config.decoder} a number, or leave it out.")
+        raise ValueError(f"--window {AUTO} is for lossless, not for {config.decoder}: add --lossless, or leave it out.")
     grid = backbone.grid(args.width, args.height)
     costs = window_costs(backbone, [args.prompt] * args.batch, config, sampling, heads=heads, grid=grid)
     config = replace(config, window=fastest_window(costs))

@@ -12,7 +12,7 @@ from .sampling import SamplingConfig
 from .session import DecodingSession
 
 WINDOWS = (8, 12, 16, 24, 32, 48, 64, 96)
-HALF_GAIN = 6  # cells; L of them bring about L / (L + HALF_GAIN) of what endless ones would (builtin, L = 16 to 96)
+HALF_GAIN = 24  # cells; L of them bring about L / (L + HALF_GAIN) of what endless ones would (builtin, L = 16 to 96)
 
 
 def window_costs(

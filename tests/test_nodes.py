@@ -69,7 +69,7 @@ def test_a_connected_schedule_overrules_decoder_and_knobs_but_not_rule_and_windo
 
 def test_a_peers_knobs_are_picked_from_those_of_all(pack):
     settings = pack.nodes__settings
-    every = {name: field.default for name, (field, _) in settings.peer_knobs().items()} | {"window": 0}
+    every = {name: field.default for name, (field, _) in pack.ssd_core__decoders.option_fields().items()} | {"window": 0}
     for decoder, options in pack.ssd_core__decoders.OPTIONS.items():
         config = settings.peer_config(decoder, 3, **every)
         assert (config.knobs, config.schedule.k_h) == (options(), 3)
@@ -84,7 +84,7 @@ def test_a_peers_knobs_are_picked_from_those_of_all(pack):
 
 def test_every_number_among_the_peers_knobs_has_a_range_with_its_default(pack):
     settings = pack.nodes__settings
-    for name, (field, _) in settings.peer_knobs().items():
+    for name, (field, _) in pack.ssd_core__decoders.option_fields().items():
         if field.type in (int, float):
             low, high = settings.PEER_RANGES[name]
             assert low <= field.default <= high, name

@@ -95,6 +95,17 @@ def test_settling_changes_nothing_but_the_passes(rule, eol, schedule):
     assert (settled.status == FINAL).all()
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("schedule", SCHEDULES + FEWER, ids=str)
+def test_settling_takes_no_more_passes_than_planned_with_any_rule(rule, schedule):
+    backbone = FakeBackbone(6, 4)
+    config = DecodeConfig(schedule=replace(schedule, settle=True), rule=rule)
+    last, session = run(backbone, config, heads=random_heads(backbone), prompts=["a", "bc"], seeds=[1, 2])
+    assert last.nfe <= schedule.planned_nfe(backbone.grid())
+    assert config.planned_nfe(session) is None
+    assert (last.status == FINAL).all()
+
+
 @pytest.mark.parametrize(
     ("grid", "schedule", "own", "merged", "early"),
     [

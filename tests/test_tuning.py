@@ -16,8 +16,8 @@ def test_passes_that_cost_by_the_cell_want_the_shortest():
 
 
 def test_a_cost_per_pass_and_one_per_cell_are_traded():
-    # (a + c L) (L + 6) / L is least at L = sqrt(6 a / c): here 24
-    assert fastest_window({window: 0.0096 + 0.0001 * window for window in WINDOWS}) == 24
+    # (a + c L) (L + 24) / L is least at L = sqrt(24 a / c): here 24
+    assert fastest_window({window: 0.0024 + 0.0001 * window for window in WINDOWS}) == 24
 
 
 @pytest.mark.parametrize("prompts", [["a"], ["a", "bc"]])

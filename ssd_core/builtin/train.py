@@ -23,7 +23,7 @@ from .tokenizer import ImageTokenizer
 from .transformer import BuiltinTransformer, RMSNorm, training_inputs
 from .weights import WEIGHTS, load_module, save_weights
 
-KINDS = ("two", "position", "single", "two", "position", "counting", "two", "position")  # most need names kept apart
+KINDS = ("two", "single", "position", "counting", "two", "single", "position", "single")  # of training scenes, in turn
 TRAIN_SEED, HELD_SEED = 1, 2  # seeds of the scene data sets
 PLACES = 2 * len(words.OBJECTS) + 1  # each object in two sizes, and none
 AHEAD = 6  # rows
@@ -194,8 +194,9 @@ def train_transformer(args: argparse.Namespace) -> None:
 
     def examples(seed: int, indices: range, crowded: int = 0, held: bool = False) -> tuple[Tensor, ...]:
         rows = [scenes.crowded_example(seed, i) for i in indices[:crowded]]
-        kinds = (None,) if held else KINDS
-        rows += [scenes.example(seed, i, held=held, kind=kinds[i % len(kinds)]) for i in indices[crowded:]]
+        turns = (None,) if held else KINDS
+        kinds = [turns[(i + i // args.batch) % len(turns)] for i in indices]  # whatever is left beside crowded scenes
+        rows += [scenes.example(seed, i, held=held, kind=kinds[i - indices[0]]) for i in indices[crowded:]]
         rgb = to_floats([picture for _, _, picture in rows]).to(accelerator.device)
         dropped = [np.random.default_rng((seed, i, 7)).random() < 0.1 and not held for i in indices]
         texts = ["" if drop else text for (_, text, _), drop in zip(rows, dropped, strict=True)]

@@ -1,7 +1,7 @@
 """The decoders, each a generator of DecodeEvents in a short file of its own, and `decode`, which runs one."""
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, fields, replace
 
 import torch
 
@@ -43,6 +43,15 @@ OPTIONS: dict[str, type[Options]] = {
 }
 # The knobs of the schedule that a decoder has. Decoders that are not here draft without heads, the two windows apart.
 SCHEDULED = {"ssd": ("b", "i", "k_v", "k_h", "commits", "settle"), "mtp": ("k_h",), "lantern": ("k_h",)}
+
+
+def option_fields() -> dict[str, tuple[Field, list[str]]]:
+    """Every knob in `OPTIONS`: its field, and the decoders that have it."""
+    knobs: dict[str, tuple[Field, list[str]]] = {}
+    for decoder, options in OPTIONS.items():
+        for each in fields(options):
+            knobs.setdefault(each.name, (each, []))[1].append(decoder)
+    return knobs
 
 
 @dataclass(frozen=True)
