@@ -69,7 +69,8 @@ def test_a_connected_schedule_overrules_decoder_and_knobs_but_not_rule_and_windo
 
 def test_a_peers_knobs_are_picked_from_those_of_all(pack):
     settings = pack.nodes__settings
-    every = {name: field.default for name, (field, _) in pack.ssd_core__decoders.option_fields().items()} | {"window": 0}
+    fields = pack.ssd_core__decoders.option_fields()
+    every = {name: field.default for name, (field, _) in fields.items()} | {"window": 0}
     for decoder, options in pack.ssd_core__decoders.OPTIONS.items():
         config = settings.peer_config(decoder, 3, **every)
         assert (config.knobs, config.schedule.k_h) == (options(), 3)

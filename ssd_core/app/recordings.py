@@ -18,9 +18,9 @@ FORMAT = "ssd-race"
 GALLERY = (  # prompt, seed, speed; the first one is the page's first impression and the README's animation
     ("two turtles on snow by day", 1, "lossless"),
     ("three apples on grass", 1, "quality"),
-    ("a pumpkin on grass at night", 1, "balanced"),
-    ("an owl on sand at sunset", 2, "lossless"),
-    ("a lemon on grass at sunset", 1, "fast"),
+    ("a lemon left of a snowman on grass", 3, "balanced"),
+    ("a balloon left of a snowman on sand by day", 3, "lossless"),
+    ("two stars on the sea at sunset", 3, "fast"),
 )
 
 
