@@ -29,7 +29,7 @@ from ssd_core.schedule import SPEEDS
 
 ROOT = Path(__file__).parent
 VIEWS = ROOT / "ssd_core" / "app" / "views"
-PREVIEW_SECONDS = 0.25  # between previews; at 0.1 they cost a decoder on two cores 7 % of its time, the browser apart
+PREVIEW_SECONDS = 0.25  # between previews: 3 to 4 % of a decoder's time on two cores; at 0.1 they cost 7 %
 VISITORS = 32  # handlers that may wait at once; one of them decodes
 NUMBER_LABELS = {"b": "Rounds b", "i": "Rounds i"}
 
