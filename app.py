@@ -18,25 +18,30 @@ import torch
 from ssd_core.__main__ import add_model_options
 from ssd_core.app import recordings, settings
 from ssd_core.app.__main__ import studio_of
-from ssd_core.app.race import Race, live
+from ssd_core.app.race import Race, live, title
 from ssd_core.app.runs import Sweep, completed, draw, new_race, run_race
 from ssd_core.app.studio import SHIPPED, Studio
 from ssd_core.app.turnstile import Stopped, Turnstile
 from ssd_core.correction import RULES, SHARED_NOISE
 from ssd_core.decoders import DECODERS, DecodeConfig
 from ssd_core.sampling import MAX_SEED
-from ssd_core.schedule import SPEEDS
+from ssd_core.schedule import COMMITS
+from ssd_core.speeds import SPEEDS, at_speed, stops
 
 ROOT = Path(__file__).parent
 VIEWS = ROOT / "ssd_core" / "app" / "views"
 PREVIEW_SECONDS = 0.25  # between previews: 3 to 4 % of a decoder's time on two cores; at 0.1 they cost 7 %
 VISITORS = 32  # handlers that may wait at once; one of them decodes
+ITERATED = {  # what the speed slider says about decoders whose passes depend on the picture
+    "lossless": "AR's own picture for the seed, in as few passes as it takes",
+    "window": "not quite AR's picture, in fewer passes than lossless",
+}
 NUMBER_LABELS = {"b": "Rounds b", "i": "Rounds i"}
 
 INTRO = """
 <h1>AR against SSD, row by row</h1>
-<p>One sentence, drawn twice: token by token on the left, by Spatially Speculative Decoding on the right.
-Whoever is behind on its own clock moves next.</p>
+<p>One sentence, drawn twice: token by token on the left, by a faster decoder on the right. The slider chooses which,
+from AR's own picture to the fewest passes. Whoever is behind on its own clock moves next.</p>
 """
 
 API_HELP = """
@@ -192,19 +197,20 @@ class Page:
 
         self.fields[f"{side}_decoder"] = gr.Dropdown(list(DECODERS), value=value("decoder"), label=heading)
         with gr.Row():
-            for name in settings.SCHEDULE:
+            for name in settings.INTEGERS:
                 low = int(name.startswith("k_"))
                 label = NUMBER_LABELS.get(name, name)
                 self.fields[f"{side}_{name}"] = gr.Number(
                     value(name), label=label, precision=0, minimum=low, maximum=64, min_width=60
                 )
         with gr.Row():
+            self.fields[f"{side}_commits"] = gr.Dropdown(list(COMMITS), value=value("commits"), label="Commits")
+            self.fields[f"{side}_settle"] = gr.Checkbox(value("settle"), label="Settle")
+        with gr.Row():
             self.fields[f"{side}_rule"] = gr.Dropdown(list(RULES), value=value("rule"), label="Update rule")
-            for name, default in settings.NUMBERS.items():
-                precision = 0 if isinstance(default, int) else None
-                label = name.replace("_", " ").capitalize()
+            for name in settings.NUMBERS:
                 self.fields[f"{side}_{name}"] = gr.Number(
-                    value(name), label=label, precision=precision, minimum=0, min_width=100
+                    value(name), label=name.capitalize(), precision=0, minimum=0, min_width=100
                 )
 
     def _lay_out_api(self) -> None:
@@ -253,13 +259,12 @@ class Page:
             **quiet,
         )
         gr.on([self.halt.click, self.sweep_halt.click], self.stop, queue=False, **quiet)
-        decided = [self.fields[f"right_{name}"] for name in ("decoder", *settings.SCHEDULE)]
-        self.fields["speed"].input(
-            self.speed_chosen, self.fields["speed"], decided, queue=False, trigger_mode="always_last", **quiet
-        )
         right = [self.fields[f"right_{name}"] for name in settings.KNOBS]
+        self.fields["speed"].input(
+            self.speed_chosen, self.fields["speed"], right, queue=False, trigger_mode="always_last", **quiet
+        )
         gr.on(
-            [field.input for field in decided],
+            [field.input for field in right],
             self.set_by_hand,
             right,
             self.fields["speed"],
@@ -386,11 +391,7 @@ class Page:
 
     def speed_chosen(self, value: dict) -> list:
         """What a named stop means, for the fields of the right decoder."""
-        config = DecodeConfig.preset(self.studio.family).at_speed(value["speed"], self.studio.family)
-        knobs = settings.knobs_of(config)
-        if config.decoder != "ssd":  # its schedule plays no part: leave the fields as they are
-            return [knobs["decoder"], *(gr.skip() for _ in settings.SCHEDULE)]
-        return [knobs[name] for name in ("decoder", *settings.SCHEDULE)]
+        return list(settings.knobs_of(at_speed(value["speed"], self.studio.family)).values())
 
     def set_by_hand(self, *values) -> dict:
         """The slider says "custom" and what that means."""
@@ -482,21 +483,21 @@ class Page:
 
     def _planned(self, config: DecodeConfig) -> str:
         if config.decoder == "ssd":
-            return f", {config.schedule.planned_nfe(self.studio.grid)} passes"
+            most = "at most " if config.schedule.settle else ""
+            return f", {most}{config.schedule.planned_nfe(self.studio.grid)} passes"
         return f", {self.studio.grid.size} passes" if config.decoder == "ar" else ""
 
     def _speed(self, speed: str, note: str = "") -> dict:
-        family, stops = self.studio.family, []
-        for name in SPEEDS:
-            config = DecodeConfig.preset(family).at_speed(name, family)
-            if config.decoder == "ssd":
-                s = config.schedule
-                rounds = f"r = {s.b} (b = {s.b}, i = {s.i}, k_v = {s.k_v})"
-                detail = f"{rounds}{self._planned(config)} instead of {self.studio.grid.size}"
-            else:
-                detail = "AR's own picture for the seed, in as few passes as it takes"
-            stops.append({"name": name, "label": name.capitalize(), "detail": detail})
-        return {"speed": speed, "stops": stops, "note": note}
+        scale = [
+            {"name": name, "label": name.capitalize(), "detail": self._described(config)}
+            for name, config in stops(self.studio.family).items()
+        ]
+        return {"speed": speed, "stops": scale, "note": note}
+
+    def _described(self, config: DecodeConfig) -> str:
+        if config.decoder == "ssd":
+            return f"{title(config)}{self._planned(config)} instead of {self.studio.grid.size}"
+        return f"{title(config)}: {ITERATED[config.decoder]}"
 
     def _facts(self) -> str:
         model = self.studio.current

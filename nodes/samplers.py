@@ -6,7 +6,8 @@ from comfy_api.latest import io
 
 from ..ssd_core.correction import ACCEPT_REJECT, GREEDY
 from ..ssd_core.decoders import OPTIONS, SCHEDULED, DecodeConfig, option_fields
-from ..ssd_core.schedule import PRESETS, SPEEDS
+from ..ssd_core.schedule import PRESETS
+from ..ssd_core.speeds import SPEEDS
 from . import schema as s
 from . import settings
 from .host import Viewer

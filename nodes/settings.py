@@ -8,7 +8,8 @@ from ..ssd_core.decoders import OPTIONS, DecodeConfig
 from ..ssd_core.generate import Result
 from ..ssd_core.grid import TokenGrid
 from ..ssd_core.sampling import MAX_SEED, SamplingConfig
-from ..ssd_core.schedule import OWN, SPEEDS, Schedule
+from ..ssd_core.schedule import OWN, Schedule
+from ..ssd_core.speeds import SPEEDS, at_speed
 
 SLIDER = "speed slider"
 MAX_ROUNDS, MAX_ROWS, MAX_COLUMNS, MAX_WINDOW, MAX_BATCH = 64, 16, 32, 512, 64
@@ -46,7 +47,7 @@ def peer_config(decoder: str, k_h: int = Schedule.k_h, **knobs: float | bool | s
 def scheduled(preset: str, speed: int, family: str) -> DecodeConfig:
     """What SSD Schedule stands for: a stop of the slider for this family, or a family's own settings."""
     if preset == SLIDER:
-        return DecodeConfig.preset(family).at_speed(SPEEDS[speed], family)
+        return at_speed(SPEEDS[speed], family)
     return DecodeConfig.preset(preset)
 
 

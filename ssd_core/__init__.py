@@ -13,8 +13,9 @@ from .generate import Result, generate
 from .grid import TokenGrid
 from .heads import HeadsError, HeadSet, load_heads, save_heads
 from .sampling import SamplingConfig
-from .schedule import PRESETS, SPEEDS, Preset, Schedule, speed_schedule
+from .schedule import PRESETS, Preset, Schedule
 from .session import DecodeEvent, DecodingSession
+from .speeds import SPEEDS, at_speed
 
 __all__ = [
     "PRESETS",
@@ -31,10 +32,10 @@ __all__ = [
     "SamplingConfig",
     "Schedule",
     "TokenGrid",
+    "at_speed",
     "decode",
     "generate",
     "load_backbone",
     "load_heads",
     "save_heads",
-    "speed_schedule",
 ]

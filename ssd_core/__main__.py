@@ -13,15 +13,16 @@ from tqdm import tqdm
 
 from . import cost, doctor
 from .backbones import Backbone, load_backbone
-from .correction import ACCEPT_REJECT, RULES
+from .correction import RULES
 from .decoders import DECODERS, OPTIONS, SCHEDULED, DecodeConfig, option_fields
 from .decoders.options import Options
 from .generate import Result, caption, generate
 from .heads import Heads, load_heads
 from .pictures import require_png, save_png, sheet, to_pil
 from .sampling import MAX_SEED, SamplingConfig
-from .schedule import COMMITS, SPEEDS, Schedule
+from .schedule import COMMITS, Schedule
 from .session import DecodeEvent
+from .speeds import SPEEDS, at_speed
 from .tuning import fastest_window, window_costs
 
 AUTO = "auto"  # of --window
@@ -90,9 +91,7 @@ def _add_generate(commands) -> None:
         help="a round that keeps a whole block is its last, and a row that its last round kept needs no commit",
     )
     how.add_argument("--k-h", type=int, help="columns drafted at once in the first row (mtp, lantern: everywhere)")
-    how.add_argument(
-        "--rule", choices=RULES, default=ACCEPT_REJECT, help="; ".join(f"{k}: {v}" for k, v in RULES.items())
-    )
+    how.add_argument("--rule", choices=RULES, help="; ".join(f"{k}: {v}" for k, v in RULES.items()))
 
     peers = parser.add_argument_group("knobs of the other decoders")
     for name, (field, decoders) in _peer_knobs().items():
@@ -196,9 +195,9 @@ def _with_fitting_window(args, backbone: Backbone, heads: Heads | None, config: 
 
 def _generate_sheet(args, backbone: Backbone, heads: Heads | None, config, sampling, seeds: list[int]) -> None:
     """Several decoders on one prompt and seed, on one sheet."""
-    ar, ssd = replace(config, decoder="ar"), replace(config, decoder="ssd")
+    ar, ssd, lossless = (replace(config, decoder=name, options=None) for name in ("ar", "ssd", "lossless"))
     if args.compare:
-        configs = [ar, ssd, replace(config, decoder="lossless")]
+        configs = list(dict.fromkeys([ar, config, lossless]))
     else:
         schedule = replace(config.schedule, k_v=1, i=0)
         configs = [ar] + [replace(ssd, schedule=replace(schedule, b=rounds)) for rounds in range(5)]
@@ -226,7 +225,9 @@ def _heads(args: argparse.Namespace, backbone: Backbone) -> Heads | None:
 
 
 def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
-    config = replace(DecodeConfig.preset(backbone.family), rule=args.rule)
+    config = at_speed(args.speed, backbone.family) if args.speed else DecodeConfig.preset(backbone.family)
+    if args.rule:
+        config = replace(config, rule=args.rule)
     knobs = _given(args, SCHEDULED["ssd"])
     if args.r is not None:
         if knobs.keys() & {"b", "i"} or knobs.get("k_v", 1) != 1:
@@ -243,15 +244,16 @@ def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
         given = ", ".join("--" + name.replace("_", "-") for name in excess)
         raise ValueError(f"The schedule ({given}) is SSD's; {decoder} has none: leave it out, or use --decoder ssd.")
     options = _given(args, ("window", *_peer_knobs()))
-    if "window" in options and (several or args.speed or decoder in (None, "lossless")):
+    for_lossless = config.decoder == "lossless" if args.speed else decoder in (None, "lossless")
+    if "window" in options and (several or for_lossless):
         config = replace(config, window=options.pop("window"))
     kind = None if several or args.speed else OPTIONS.get(decoder)
     foreign = options.keys() - {field.name for field in fields(kind or Options)}
     if foreign:
         given = ", ".join(f"--{name}" for name in sorted(foreign))
-        raise ValueError(f"{given} is not for {'this' if several else decoder or 'ssd'}: leave it out.")
+        raise ValueError(f"{given} is not for {'this' if several else decoder or config.decoder}: leave it out.")
     if args.speed:
-        return config.at_speed(args.speed, backbone.family)
+        return config
     schedule = replace(config.schedule, **knobs)
     if several:
         return replace(config, schedule=schedule)

@@ -1,7 +1,7 @@
-"""How many rows SSD drafts at once and how often it verifies them: schedules, presets, the speed scale."""
+"""How many rows SSD drafts at once and how often it verifies them: schedules and presets."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .grid import TokenGrid
 from .sampling import SamplingConfig
@@ -90,24 +90,3 @@ PRESETS = {
     "lumina-mgpt": Preset(Schedule(b=5, i=4, k_v=2), SamplingConfig(cfg=4.0, top_k=2000)),
     "emu3": Preset(Schedule(b=5), SamplingConfig(cfg=3.0, top_k=2048)),
 }
-
-SPEEDS = ("lossless", "quality", "balanced", "fast", "fastest")
-
-
-def speed_schedule(name: str, family: str = "builtin") -> Schedule | None:
-    """The schedule at a stop of the speed scale; None for "lossless", which has no fixed number of passes.
-
-    "balanced" is the family's preset, "fastest" never verifies. Raises ValueError that lists the names.
-    """
-    if name not in SPEEDS:
-        raise ValueError(f'Unknown speed "{name}": choose one of {", ".join(SPEEDS)}.')
-    if family not in PRESETS:
-        raise ValueError(f'Unknown backbone family "{family}": there are {", ".join(PRESETS)}.')
-    balanced = PRESETS[family].schedule
-    return {
-        "lossless": None,
-        "quality": replace(balanced, b=2 * balanced.b, i=2 * balanced.i),
-        "balanced": balanced,
-        "fast": replace(balanced, b=math.ceil(balanced.b / 2), i=balanced.i // 4),
-        "fastest": Schedule(b=0),
-    }[name]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..__main__ import add_model_options
-from ..schedule import SPEEDS
+from ..speeds import SPEEDS
 from . import recordings
 from .runs import completed, new_race, run_race
 from .settings import default_form, settings_of, to_query

@@ -21,6 +21,7 @@ from ..generate import Result, summarize
 from ..heads import Heads
 from ..pictures import to_pil
 from ..sampling import SamplingConfig
+from ..schedule import OWN
 from ..session import DRAFT, FINAL, UNKNOWN, DecodeEvent, DecodingSession
 
 DRAFTED = 1 << 15  # in `Lane.corrections`: the cell was drafted, not sampled straight away
@@ -28,12 +29,16 @@ LAST_ROUND = 15  # later rounds count as this one
 
 
 def title(config: DecodeConfig) -> str:
-    """The name of a decoder on the page: "AR", "SSD r=2", "SSD b=5 i=4 k_v=2", "Lossless"."""
+    """The name of a decoder on the page: "AR", "SSD r=2", "SSD b=5 i=4 k_v=2", "Lossless", "Window, tolerance 3"."""
     name = config.decoder.upper() if len(config.decoder) < 4 else config.decoder.capitalize()
+    if config.decoder == "window":
+        return f"{name}, tolerance {config.knobs.tolerance}"
     if config.decoder != "ssd":
         return name
     schedule = config.schedule
-    return f"{name} r={schedule.b}" if schedule.k_v == 1 else f"{name} b={schedule.b} i={schedule.i} k_v={schedule.k_v}"
+    rounds = f"r={schedule.b}" if schedule.k_v == 1 else f"b={schedule.b} i={schedule.i} k_v={schedule.k_v}"
+    ours = [f"{schedule.commits} commits"] if schedule.commits != OWN else []
+    return ", ".join([f"{name} {rounds}", *ours, *(["settling"] if schedule.settle else [])])
 
 
 def detail(config: DecodeConfig) -> str:

@@ -93,10 +93,10 @@ class Sweep:
     """
 
     def __init__(self, model: Model, settings: Settings, rows: list[int], rule: str):
-        base = replace(settings.right, rule=rule)
+        base = replace(settings.right, decoder="ssd", rule=rule, options=None)
         self.model, self.settings = model, replace(settings, images=1)
         self.configs = [replace(base, decoder="ar")] + [
-            replace(base, decoder="ssd", schedule=Schedule(b=rounds, k_h=base.schedule.k_h, k_v=k_v))
+            replace(base, schedule=Schedule(b=rounds, k_h=base.schedule.k_h, k_v=k_v))
             for k_v in rows
             for rounds in range(5)
         ]

@@ -1,16 +1,19 @@
 """What a run is asked to do, as a form of plain values: the fields of the page and the parameters of a link."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from urllib.parse import urlencode
 
 from ..decoders import DecodeConfig
+from ..decoders.lossless import WindowOptions
 from ..sampling import SamplingConfig
-from ..schedule import SPEEDS, Schedule
+from ..schedule import Schedule
+from ..speeds import SPEEDS, at_speed
 
 CUSTOM = "custom"  # the speed when the right decoder was set by hand
 SAMPLING = tuple(field.name for field in fields(SamplingConfig))
-SCHEDULE = tuple(field.name for field in fields(Schedule) if type(field.default) is int)
-NUMBERS = {field.name: field.default for field in fields(DecodeConfig) if type(field.default) in (int, float)}
+SCHEDULE = {field.name: field.default for field in fields(Schedule)}
+NUMBERS = {"window": DecodeConfig.window, "tolerance": WindowOptions.tolerance}  # of "lossless" and "window"
+INTEGERS = tuple(name for name, default in SCHEDULE.items() if type(default) is int)
 KNOBS = ("decoder", *SCHEDULE, "rule", *NUMBERS)
 BATCHES = (1, 4, 9)
 
@@ -18,15 +21,17 @@ BATCHES = (1, 4, 9)
 def knobs_of(config: DecodeConfig) -> dict:
     """A config as plain values, in the order of KNOBS."""
     values = {"decoder": config.decoder, "rule": config.rule} | asdict(config.schedule)
-    values |= {name: getattr(config, name) for name in NUMBERS}
+    values |= NUMBERS | {"window": config.window} | (asdict(config.knobs) if config.decoder == "window" else {})
     return {name: values[name] for name in KNOBS}
 
 
 def config_of(knobs: dict) -> DecodeConfig:
     """The config that such values describe. Raises ValueError for one out of its range."""
-    schedule = Schedule(**{name: _number(knobs[name], name) for name in SCHEDULE})
-    numbers = {name: _number(knobs[name], name, type(default)) for name, default in NUMBERS.items()}
-    return DecodeConfig(knobs["decoder"], schedule, knobs["rule"], **numbers)
+    knobs = knobs | {name: _number(knobs[name], name) for name in (*INTEGERS, *NUMBERS)}
+    schedule = Schedule(**{name: knobs[name] for name in SCHEDULE})
+    numbers = {name: knobs[name] for name in NUMBERS}
+    own = {"options": WindowOptions(**numbers)} if knobs["decoder"] == "window" else {"window": knobs["window"]}
+    return DecodeConfig(knobs["decoder"], schedule, knobs["rule"], **own)
 
 
 @dataclass(frozen=True)
@@ -49,25 +54,25 @@ class Settings:
 
 
 def default_form(family: str, sampling: SamplingConfig) -> dict:
-    """The values of an untouched page: AR against the family's balanced preset."""
-    preset = DecodeConfig.preset(family)
+    """The values of an untouched page: AR against the balanced stop of the family's speed scale."""
+    left = knobs_of(DecodeConfig.preset(family)) | {"decoder": "ar"}
+    right = knobs_of(at_speed("balanced", family))
     form = {"prompt": "", "seed": 7, "speed": "balanced", "negative": "", "images": 1} | asdict(sampling)
-    form |= {f"left_{name}": value for name, value in (knobs_of(preset) | {"decoder": "ar"}).items()}
-    return form | {f"right_{name}": value for name, value in knobs_of(preset).items()}
+    sides = {"left": left, "right": right}
+    return form | {f"{side}_{name}": value for side, knobs in sides.items() for name, value in knobs.items()}
 
 
 def settings_of(form: dict, family: str) -> Settings:
     """The run that a form asks for. Raises ValueError with one sentence for the first value that is wrong.
 
-    A named speed decides the right decoder and its schedule, whatever their fields say; its rule and other
-    numbers are the fields'.
+    A named speed decides the right decoder with all its knobs, whatever their fields say.
     """
     prompt = str(form["prompt"] or "").strip()
     if not prompt:
         raise ValueError('There is no prompt yet: write what to draw, such as "a fox on snow".')
-    left, right = (config_of({name: form[f"{side}_{name}"] for name in KNOBS}) for side in ("left", "right"))
-    if form["speed"] != CUSTOM:
-        right = replace(right, schedule=DecodeConfig.preset(family).schedule).at_speed(form["speed"], family)
+    left, right = ({name: form[f"{side}_{name}"] for name in KNOBS} for side in ("left", "right"))
+    left = config_of(left)
+    right = config_of(right) if form["speed"] == CUSTOM else at_speed(form["speed"], family)
     images = _number(form["images"], "images")
     if images not in BATCHES:
         raise ValueError(f"A race draws {', '.join(map(str, BATCHES[:-1]))} or {BATCHES[-1]} pictures, got {images}.")
@@ -83,7 +88,7 @@ def to_query(form: dict, defaults: dict) -> str:
 
     What a named speed decides is left out.
     """
-    decided = set() if form["speed"] == CUSTOM else {f"right_{name}" for name in ("decoder", *SCHEDULE)}
+    decided = set() if form["speed"] == CUSTOM else {f"right_{name}" for name in KNOBS}
     always = ("prompt", "seed", "speed")
     kept = {name: form[name] for name in always} | {
         name: form[name]
@@ -99,7 +104,7 @@ def from_query(parameters: dict[str, str], defaults: dict) -> dict:
     for name in form.keys() & parameters.keys():
         kind, text = type(defaults[name]), parameters[name]
         try:
-            form[name] = kind(text)
+            form[name] = text == "True" if kind is bool else kind(text)
         except ValueError:
             continue
     if form["speed"] not in (*SPEEDS, CUSTOM):

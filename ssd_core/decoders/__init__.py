@@ -7,7 +7,7 @@ import torch
 
 from ..correction import ACCEPT_REJECT, GREEDY, RULES
 from ..heads import Heads, IdentityHeads
-from ..schedule import PRESETS, Schedule, speed_schedule
+from ..schedule import PRESETS, Schedule
 from ..session import DecodeEvent, DecodingSession
 from .ar import ar
 from .gsd import GSDOptions, gsd
@@ -97,13 +97,6 @@ class DecodeConfig:
     def preset(cls, family: str) -> "DecodeConfig":
         """SSD with the schedule of a backbone family's preset."""
         return cls(schedule=PRESETS[family].schedule)
-
-    def at_speed(self, name: str, family: str) -> "DecodeConfig":
-        """This config at a named stop of the speed scale: "lossless", or SSD with that stop's schedule."""
-        schedule = speed_schedule(name, family)
-        if schedule is None:
-            return replace(self, decoder="lossless", options=None)
-        return replace(self, decoder="ssd", schedule=schedule, options=None)
 
     def planned_nfe(self, session: DecodingSession) -> int | None:
         """Passes the run will take, or None where they depend on the picture."""
