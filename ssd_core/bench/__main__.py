@@ -20,6 +20,7 @@ from ..generate import generate
 from ..heads import Heads, load_heads
 from ..pictures import to_pil
 from ..sampling import SamplingConfig
+from ..speeds import stops
 from . import ablations
 from .contenders import Contender, everyone, parse
 from .fid import fid_of_folders
@@ -327,7 +328,7 @@ def _builtin(args: argparse.Namespace) -> tuple[Backbone, Heads | None]:
 def _contenders(args: argparse.Namespace, backbone: Backbone) -> list[Contender]:
     base = DecodeConfig.preset(backbone.family)
     if not args.decoders:
-        return everyone(base, backbone.grid())
+        return everyone(base, backbone.grid(), stops(backbone.family).values())
     return [parse(text, base) for text in args.decoders]
 
 

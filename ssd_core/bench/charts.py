@@ -7,7 +7,7 @@ from html import escape
 from itertools import product
 from typing import NamedTuple
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 860, 540, 64, 48, 40, 24
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT, LEGEND = 860, 540, 64, 48, 40, 24, 20
 INK, MUTED, GRID = "#24292f", "#57606a", "#d8dee4"
 COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#9a6700", "#bf3989", "#57606a", "#0a7ea4", "#e16f24", "#116329")
 LETTER, LINE = 6.3, 12  # px that a letter of a label takes, and a label
@@ -19,7 +19,10 @@ _OFF_LINES = ((0, -1), (-1, -1), (0, 1), (-1, 1), (1, 0))
 
 @dataclass(frozen=True)
 class Series:
-    """Points [(x, y), ...] of one name; labels: a text for each, or none; margins: half the length of a whisker."""
+    """Points [(x, y), ...] of one name; labels: a text for each, or none; margins: half the length of a whisker.
+
+    A point with an empty label has neither label nor whisker.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -53,11 +56,13 @@ def chart(
 ) -> str:
     """An SVG document; `lines` joins the points of a series, `with_frontier` draws the frontier of all.
 
-    Series without labels are named at their last point.
+    Series without labels are named at their last point; where there are labels, a legend names the series.
     """
     every = [point for each in series for point in each.points]
-    x_axis = _Axis([x for x, _ in every], LEFT, WIDTH - RIGHT, log=log_x)
-    y_axis = _Axis([y for each in series for y in each.extent()], HEIGHT - BOTTOM, TOP)
+    labelled = len(series) > 1 and any(each.labels for each in series)
+    top_edge = TOP + (LEGEND if labelled else 0)
+    x_axis = _Axis([x for x, _ in every], LEFT, WIDTH - RIGHT, log=log_x, beyond=0.2 if labelled else 0.06)
+    y_axis = _Axis([y for each in series for y in each.extent()], HEIGHT - BOTTOM, top_edge)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
         f"<title>{escape(title)}</title>",
@@ -68,41 +73,62 @@ def chart(
     ]
     for value in x_axis.ticks:
         x = x_axis.at(value)
-        parts += [_line(x, TOP, x, HEIGHT - BOTTOM), _text(x, HEIGHT - BOTTOM + 16, f"{value:g}", "middle")]
+        parts += [_line(x, top_edge, x, HEIGHT - BOTTOM), _text(x, HEIGHT - BOTTOM + 16, f"{value:g}", "middle")]
     for value in y_axis.ticks:
         y = y_axis.at(value)
         parts += [_line(LEFT, y, WIDTH - RIGHT, y), _text(LEFT - 6, y + 4, f"{value:g}", "end")]
     if with_frontier:
         parts.append(_path(frontier(every), x_axis, y_axis, MUTED, "6 4"))
-    dots, texts, labels = [], [], _Labels([(x_axis.at(x), y_axis.at(y)) for x, y in every])
+    if labelled:
+        parts += _legend([each.name for each in series])
+    dots, texts, labels = [], [], _Labels([(x_axis.at(x), y_axis.at(y)) for x, y in every], top_edge)
     for number, each in enumerate(series):
-        color = COLORS[number % len(COLORS)]
+        color = _color(number)
         if lines and len(each.points) > 1:
             parts.append(_path(each.points, x_axis, y_axis, color))
         for i, (x, y) in enumerate(each.points):
             left, top = x_axis.at(x), y_axis.at(y)
-            if each.margins:
+            named = bool(each.labels and each.labels[i])
+            if each.margins and (named or not each.labels):
                 low, high = (y_axis.at(y + sign * each.margins[i]) for sign in (-1, 1))
                 parts.append(_line(left, low, left, high, color, 0.35))
             dots.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{color}"/>')
-            if each.labels:
-                texts += labels.place(left, top, each.labels[i], color)
+            if named:
+                texts += labels.place(left, top, each.labels[i], color, _OFF_LINES if lines else _SIDES)
         if not each.labels and len(series) > 1:
             texts += labels.place(left, top, each.name, color, _OFF_LINES)
     return "\n".join([*parts, *texts, *dots, "</svg>\n"])
 
 
-class _Axis:
-    """Values to pixels, with some room at both ends, and round ticks."""
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]
 
-    def __init__(self, values: Sequence[float], start: float, end: float, *, log: bool = False):
+
+def _legend(names: Sequence[str]) -> list[str]:
+    """Dots and names in one line below the title."""
+    widths = [28 + LETTER * len(name) for name in names]
+    parts, left, y = [], (LEFT + WIDTH - RIGHT - sum(widths)) / 2, TOP + 6
+    for number, (name, width) in enumerate(zip(names, widths, strict=True)):
+        parts += [
+            f'<circle cx="{left + 6:.1f}" cy="{y - 4}" r="4" fill="{_color(number)}"/>',
+            _text(left + 14, y, name, "start", INK, 11),
+        ]
+        left += width
+    return parts
+
+
+class _Axis:
+    """Values to pixels, with some room at both ends, and round ticks. beyond: the room behind the largest value."""
+
+    def __init__(self, values: Sequence[float], start: float, end: float, *, log: bool = False, beyond: float = 0.06):
         self.log, self.start, self.end = log, start, end
         low, high = min(map(self._scaled, values)), max(map(self._scaled, values))
-        room = 0.06 * (high - low) or 0.5
-        self.low, self.high = low - room, high + room
+        span = high - low or 8.0
+        self.low, self.high = low - 0.06 * span, high + beyond * span
         if log:
             powers = range(math.floor(self.low / math.log(2)), math.ceil(self.high / math.log(2)) + 1)
-            candidates = [2.0**power for power in powers]
+            between = (1, 1.5) if len(powers) < 5 else (1,)
+            candidates = [factor * 2.0**power for power in powers for factor in between]
         else:
             raw = (self.high - self.low) / 6
             step = min(
@@ -137,7 +163,8 @@ class _Box(NamedTuple):
 class _Labels:
     """Places names near their points, off other points and names as far as that goes."""
 
-    def __init__(self, points: Sequence[tuple[float, float]]):
+    def __init__(self, points: Sequence[tuple[float, float]], top: float):
+        self._top = top
         self._taken = [_Box(x - 5, y - 5, x + 5, y + 5) for x, y in points]
 
     def place(self, x: float, y: float, text: str, color: str, sides: Sequence[tuple[int, int]] = _SIDES) -> list[str]:
@@ -150,7 +177,9 @@ class _Labels:
             left = x + (8 if right > 0 else -8 - width if right < 0 else -width / 2)
             top = y - LINE / 2 + down * (LINE + (0 if right else 2) + distance)
             box = _Box(left, top, left + width, top + LINE)
-            outside = box.left < LEFT or box.right > WIDTH - RIGHT or box.top < TOP or box.bottom > HEIGHT - BOTTOM
+            outside = (
+                box.left < LEFT or box.right > WIDTH - RIGHT or box.top < self._top or box.bottom > HEIGHT - BOTTOM
+            )
             cost = sum(map(box.overlap, self._taken)) + distance / 2 + (1e6 if outside else 0)
             if cost < best_cost:
                 best, best_cost, anchor = box, cost, ("middle", "start", "end")[right]

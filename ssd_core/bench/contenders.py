@@ -1,6 +1,6 @@
 """Who takes part: decoders with their knobs, by name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from ..correction import SHARED_NOISE
@@ -72,10 +72,11 @@ def _value(kind: type, text: str):
     return kind(text)
 
 
-def everyone(base: DecodeConfig, grid: TokenGrid) -> list[Contender]:
-    """The paper's field and ours: AR first, then every peer, SSD at several speeds, lossless.
+def everyone(base: DecodeConfig, grid: TokenGrid, scale: Iterable[DecodeConfig] = ()) -> list[Contender]:
+    """The paper's field and ours, each once: AR first, then every peer, SSD at several speeds, the windows.
 
-    base: the family's preset. SJD's and GSD's window is 16 cells, with small grids 32 as in the published counts.
+    base: the family's preset; scale: the stops of its speed scale. SJD's and GSD's window is 16 cells, with small
+    grids 32 as in the published counts.
     """
     window = 32 if grid.cols <= 32 else 16
     names = ["ar", "mtp", "mtp:strict", f"sjd:window={window}", f"sjd:window={window},drafts=above,coupled"]
@@ -83,14 +84,16 @@ def everyone(base: DecodeConfig, grid: TokenGrid) -> list[Contender]:
     chosen = [parse(name, base) for name in names]
     chosen += [Contender(each) for each in ssd_speeds(base)]
     chosen.append(Contender(replace(base, decoder="ssd", rule=SHARED_NOISE)))
+    windows = [f"window:tolerance={tolerance}" for tolerance in (1, 3, 6)]
     names = ["ssd:settle", "ssd:b=1,commits=early", "ssd:commits=early", "ssd:commits=early,settle"]
-    chosen += [parse(name, base) for name in (*names, "window:tolerance=1", "window:tolerance=3")]
-    windows = (24, 48)
-    return chosen + [
+    chosen += [parse(name, base) for name in (*names, *windows)]
+    chosen += [
         Contender(replace(base, decoder="lossless", window=window), trained)
-        for window in windows
+        for window in (24, 48)
         for trained in (True, False)
     ]
+    chosen += [Contender(config) for config in scale]
+    return list({str(each): each for each in chosen}.values())
 
 
 def ssd_speeds(base: DecodeConfig, rounds: Sequence[int] = range(5)) -> list[DecodeConfig]:

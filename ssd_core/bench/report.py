@@ -1,21 +1,22 @@
 """One page about one run of the builtin suite: tables, charts, and which findings of the paper hold on this model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import math
+import re
 from pathlib import Path
 
 from ..decoders import DECODERS
 from ..files import write_atomically
 from .ablations import ABLATIONS
-from .charts import Series, chart, frontier
+from .charts import Series, chart
 from .figures import Estimate, table
-from .quality import Quality, gain
+from .findings import VERDICTS, findings
+from .points import AXES, Point, better, on_frontier, points, unbeaten
+from .quality import gain
+from .speed import Speed
 from .suite import Suite
 
 REPOSITORY_COMMAND = "python -m ssd_core.bench report"
-AXES = {"fewer_passes": "passes", "speedup": "seconds"}
-VERDICTS = {True: "holds here", False: "does not hold here", None: "undecided here, within the noise"}
+PAPERS = re.compile(r"ssd b=\d+( i=\d+)?( k_v=\d+)?")  # names of settings that the paper has
 HOW_TO_READ = """\
 *Passes* are runs of the network, what a large model on a GPU pays for; *seconds* are this machine's, which pays for
 every token that a pass looks at. *Score* is the share of pictures that show what their caption asks for (objects,
@@ -24,121 +25,6 @@ numbers, places, background: the mean of these categories), as the small detecto
 few pictures are never near: the last table has that of other real scenes); *equal to AR* counts cells that agree with
 AR's picture of the same seed. `ssd b=2` is the paper's method with r = 2 verify rounds per row; knobs that are not
 named are the defaults (on the command line: `ssd:b=2,commits=early`)."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One decoder on the chart: how many times fewer seconds and passes than AR, and its quality."""
-
-    name: str
-    speedup: float
-    fewer_passes: float
-    quality: Quality
-
-    @property
-    def score(self) -> float:
-        """The overall score."""
-        return self.quality.overall.mean
-
-
-def points(suite: Suite) -> list[Point]:
-    """The decoders with both a speed and a score; exact ones have AR's."""
-    judged = {row.name: row for row in suite.quality}
-    reference, found = suite.speed[0], []
-    for row in suite.speed:
-        quality = judged.get(reference.name if row.name in suite.exact else row.name)
-        if quality is not None:
-            found.append(Point(row.name, row.speedup, reference.nfe / row.nfe, quality))
-    return found
-
-
-def better(one: Quality, other: Quality) -> bool | None:
-    """Whether the first scores better overall; None where chance would explain the difference."""
-    by = gain(one, other)
-    return None if by.margin is None or abs(by.mean) <= by.margin else by.mean > 0
-
-
-def findings(suite: Suite) -> list[str]:
-    """What the paper found, and whether this run agrees."""
-    lines = []
-
-    def check(claim: str, holds: bool | None, figures: str) -> None:
-        lines.append(f"- {claim}: **{VERDICTS[holds]}** ({figures}).")
-
-    def best(rows: Sequence[Quality]) -> Quality:
-        return max(rows, key=lambda row: row.overall.mean)
-
-    every, judged = points(suite), {row.name: row for row in suite.quality}
-    named = {point.name: point for point in every}
-    if suite.preset in named:
-        preset = named[suite.preset]
-        loss = gain(judged["ar"], preset.quality)
-        small = None if loss.margin is None or abs(loss.mean - 0.03) <= loss.margin else loss.mean < 0.03
-        figures = f"{suite.preset} loses {loss.text(100)} points of AR's {judged['ar'].overall.text(100)} %"
-        check("SSD costs at most 3 points of the score (Table 1)", small, figures)
-        share = preset.speedup / preset.fewer_passes
-        figures = f"{preset.fewer_passes:.1f} times fewer passes, {preset.speedup:.1f} times fewer seconds"
-        claim = "SSD's saved passes are saved seconds, at least three quarters of them (Table 1)"
-        check(claim, share >= 0.75, figures)
-    peers = [point for point in every if point.name.split()[0] not in ("ssd", "ar", "lossless", "window")]
-    ours = [point for point in every if point.name.startswith("ssd")]
-    if ours and peers:
-        for axis, title in AXES.items():
-            holds, figures = _ahead(ours, peers, axis)
-            check(f"No peer is both faster than an SSD setting, in {title}, and better (Table 1)", holds, figures)
-    if suite.deviation and suite.deviation.shift is not None:
-        shift, spread = suite.deviation.shift, suite.deviation.spread
-        figures = f"shift {shift:.2f} of AR's spread, spread {spread:+.0%}; the paper: 0.70 and +25 %"
-        claim = "SSD moves the mean of a caption's pictures by less than AR's pictures differ among seeds (Table 11)"
-        check(claim, shift < 1, figures)
-    if rounds := suite.ablations.get("rounds"):
-        gains = [after - before for before, after in pairwise(row.overall.mean for row in rounds)]
-        helps = better(rounds[-1], rounds[0])
-        figures = f"r = 0 to {len(rounds) - 1}: {_scores(rounds)}"
-        check("Verification helps, the first round most (Table 4)", helps and gains[0] == max(gains), figures)
-    if rules := suite.ablations.get("rules"):
-        figures = f"greedy, sample, accept-reject, shared-noise: {_scores(rules)}"
-        check("Accept-reject beats greedy and sampling (Table 3)", better(rules[2], best(rules[:2])), figures)
-    if staged := suite.ablations.get("staged"):
-        claim = "Staged verification beats joint at the same budget (Table 21)"
-        figures = f"joint, staged: {_scores([staged[0], staged[-1]])}"
-        check(claim, better(staged[-1], staged[0]), figures)
-    if depths := suite.ablations.get("lookahead"):
-        claim = "Two rows at once are the best lookahead (Table 20)"
-        check(claim, better(depths[1], best([depths[0], depths[2]])), f"1 to 3 rows: {_scores(depths)}")
-    both = [each for each in suite.directions if each.horizontal is not None and each.vertical is not None]
-    if both:
-        figures = "; ".join(f"{each.distance}: {each.horizontal:.1%} and {each.vertical:.1%}" for each in both)
-        close = all(each.vertical > each.horizontal - 0.05 for each in both)
-        claim = "Cells below are as predictable as cells to the right, within 5 points (Figure 1)"
-        check(claim, close, f"kept by distance, right and below, {figures}")
-    if row := {each.tokens: each for each in suite.cost}.get(suite.facts["cols"]):
-        claim = "Drafting a row is cheap, at most 0.1 AR steps (Table 13)"
-        check(claim, row.draft_steps <= 0.1, f"{row.tokens} tokens: {row.draft_steps:.3f}")
-        claim = "Verifying a row costs little more than one token, at most 1.3 AR steps (Table 13)"
-        check(claim, row.verify_steps <= 1.3, f"{row.tokens} tokens: {row.verify_steps:.2f}")
-    return lines
-
-
-def _ahead(ours: Sequence[Point], peers: Sequence[Point], axis: str) -> tuple[bool | None, str]:
-    """Whether every one of our points is unbeaten by any peer, for sure or perhaps, and by whom it is not."""
-    beaten, perhaps = [], []
-    for own in ours:
-        faster = [peer for peer in peers if getattr(peer, axis) >= getattr(own, axis) and peer.score > own.score]
-        surely = [peer.name for peer in faster if better(peer.quality, own.quality)]
-        if surely:
-            beaten.append(f"{own.name} by {', '.join(surely)}")
-        elif faster:
-            perhaps.append(f"{own.name} by {', '.join(peer.name for peer in faster)}")
-    if beaten:
-        return False, "beaten: " + "; ".join(beaten)
-    if perhaps:
-        return None, "perhaps beaten: " + "; ".join(perhaps)
-    return True, f"none of {len(ours)} settings is beaten"
-
-
-def _scores(rows: Sequence[Quality]) -> str:
-    return ", ".join(f"{row.overall.text(100)} %" for row in rows)
 
 
 def write_page(page: Path, suite: Suite) -> None:
@@ -156,10 +42,14 @@ def write_page(page: Path, suite: Suite) -> None:
         pictures["passes"],
         pictures["seconds"],
         "Up and to the right is better; the dashed line joins the decoders that no other beats in both. Whiskers are "
-        f"95 % confidence intervals. {_exact(suite)}".strip(),
+        "95 % confidence intervals. Named are the decoders on that line, the best one of each kind, the stops of the "
+        f"speed scale and the paper's setting. {_exact(suite)}".strip(),
         HOW_TO_READ,
         table(_overview(suite)),
         _frontiers(suite),
+        *_scale(suite),
+        *_ours(suite, pictures),
+        "## The decoders",
         "\n".join(f"- **{name}**: {text}" for name, text in DECODERS.items()),
         "## Which findings of the paper hold on this model",
         "The paper's models are several hundred times larger and run on a GPU; each line below is decided by this "
@@ -216,16 +106,9 @@ def _exact(suite: Suite) -> str:
     return f"These draw AR's pictures, or from AR's distribution, so AR's score is theirs: {names}."
 
 
-def _on_frontier(suite: Suite, axis: str) -> list[str]:
-    """The names of the decoders that no other beats in both, the fastest last."""
-    every = points(suite)
-    edge = frontier([(getattr(point, axis), point.score) for point in every])
-    return [point.name for corner in edge for point in every if (getattr(point, axis), point.score) == corner]
-
-
 def _frontiers(suite: Suite) -> str:
     """Who is on the frontiers, and which settings of SSD are not."""
-    edges = {title: _on_frontier(suite, axis) for axis, title in AXES.items()}
+    edges = {title: on_frontier(suite, axis) for axis, title in AXES.items()}
     lines = [f"On the frontier in {title}: {', '.join(names)}." for title, names in edges.items()]
     leading = {name for names in edges.values() for name in names}
     behind = [point.name for point in points(suite) if point.name.startswith("ssd") and point.name not in leading]
@@ -234,9 +117,99 @@ def _frontiers(suite: Suite) -> str:
     return " ".join(lines)
 
 
+def _scale(suite: Suite) -> list[str]:
+    """The stops of the speed scale, and whether each is on a frontier."""
+    every = points(suite)
+    speed, named = {row.name: row for row in suite.speed}, {point.name: point for point in every}
+    rows, standings = [], {}
+    for stop, name in suite.scale.items():
+        row, point = speed[name], named[name]
+        standing = {title: unbeaten(point, every, axis) for axis, title in AXES.items()}
+        standings[stop] = True if True in standing.values() else None if None in standing.values() else False
+        words = {True: "{}", None: "perhaps {}"}
+        on = [words[holds].format(title) for title, holds in standing.items() if holds is not False]
+        rows.append({"stop": stop, **_taken(row, suite, point), "on the frontier of": ", ".join(on) or "none"})
+    if not rows:
+        return []
+    off = [stop for stop, holds in standings.items() if not holds]
+    verdict = False if False in standings.values() else None if off else True
+    figures = f"not for sure: {', '.join(off)}" if off else f"{len(rows)} of {len(rows)}"
+    return [
+        "## The speed scale",
+        "What the stops of the sliders and of `--speed` decode with (`ssd_core/speeds.py`). *Perhaps*: another decoder "
+        "is as fast and scores better, but chance would explain it.",
+        table(rows),
+        f"- Every stop is on a frontier: **{VERDICTS[verdict]}** ({figures}).",
+    ]
+
+
+def _ours(suite: Suite, pictures: dict[str, str]) -> list[str]:
+    """What this repository adds to the paper, against the paper's setting at the most similar number of passes."""
+    every, speed = points(suite), {row.name: row for row in suite.speed}
+    papers = [point for point in every if PAPERS.fullmatch(point.name)]
+    ours = [point for point in every if _is_ours(point.name)]
+    if not papers or not ours:
+        return []
+
+    def row(own: Point) -> dict[str, str]:
+        near = min(papers, key=lambda paper: abs(math.log(paper.fewer_passes / own.fewer_passes)))
+        theirs, by = _taken(speed[near.name], suite, near), gain(own.quality, near.quality)
+        verdict = {True: "better", False: "worse", None: ""}[better(own.quality, near.quality)]
+        paper = {"the paper's": near.name} | {f"its {key}": theirs[key] for key in ("passes", "seconds", "score %")}
+        return _taken(speed[own.name], suite, own) | paper | {"gain": by.text(100), "for sure": verdict}
+
+    return [
+        "## Ours against the paper's schedule",
+        pictures["ours"],
+        "Each option that this repository adds, beside the paper's own setting with the most similar number of passes. "
+        "*Gain* is the difference of their scores in points, caption by caption; where chance would explain it, the "
+        "last column is empty. Rule D is `rule=shared-noise`; a window without tolerance is `lossless`.",
+        table([row(own) for own in ours]),
+    ]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether it is a decoder, or a setting of SSD, that the paper does not have, with the trained heads."""
+    ssd = name.startswith("ssd ") and not PAPERS.fullmatch(name)
+    return ssd or (name.startswith(("window", "lossless")) and not name.endswith("no heads"))
+
+
+def _options(suite: Suite) -> list[Series]:
+    """The paper's settings and ours, by what ours add to them, over fewer passes."""
+    groups: dict[str, list[Point]] = {"the paper's": []}
+    for point in sorted(points(suite), key=lambda point: point.fewer_passes):
+        if PAPERS.fullmatch(point.name):
+            groups["the paper's"].append(point)
+        elif _is_ours(point.name):
+            decoder, _, *added = point.name.split()
+            added = " ".join(added) if decoder == "ssd" else decoder
+            groups.setdefault(added, []).append(point)
+    return [
+        Series(
+            name,
+            [(point.fewer_passes, 100 * point.score) for point in some],
+            [point.name.removeprefix("ssd ") for point in some],
+        )
+        for name, some in groups.items()
+        if some
+    ]
+
+
+def _taken(row: Speed, suite: Suite, point: Point) -> dict[str, str]:
+    """A decoder and what it takes and scores, for tables."""
+    score = "as AR" if point.name in suite.exact else point.quality.overall.text(100)
+    return {
+        "decoder": point.name,
+        "passes": f"{row.nfe:g}",
+        "seconds": f"{row.seconds:.2f}",
+        "faster": f"{point.speedup:.2f}x",
+        "score %": score,
+    }
+
+
 def _overview(suite: Suite) -> list[dict[str, str]]:
     """A row per decoder: what it takes and what it draws."""
-    edges = {title: _on_frontier(suite, axis) for axis, title in AXES.items()}
+    edges = {title: on_frontier(suite, axis) for axis, title in AXES.items()}
     speed, rows = {row.name: row for row in suite.speed}, []
     for point in points(suite):
         row, quality, exact = speed[point.name], point.quality, point.name in suite.exact
@@ -265,13 +238,17 @@ def _charts(suite: Suite) -> dict[str, str]:
     families: dict[str, list[Point]] = {}
     for point in points(suite):
         families.setdefault(point.name.split()[0], []).append(point)
+    stops = {name: f" ({stop})" for stop, name in suite.scale.items()}
+    labels = {point.name: point.name + stops.get(point.name, "") for some in families.values() for point in some}
 
     def against(axis: str, title: str, x_title: str) -> str:
+        best = [max(some, key=lambda point: (point.score, getattr(point, axis))).name for some in families.values()]
+        named = {*best, *on_frontier(suite, axis), *suite.scale.values(), suite.preset}
         groups = [
             Series(
                 family,
                 [(getattr(each, axis), 100 * each.score) for each in some],
-                [each.name for each in some],
+                [labels[each.name] if each.name in named else "" for each in some],
                 [100 * (each.quality.overall.margin or 0) for each in some],
             )
             for family, some in families.items()
@@ -292,6 +269,9 @@ def _charts(suite: Suite) -> dict[str, str]:
             log_x=True,
         ),
     }
+    if options := _options(suite):
+        title = "What this repository adds to the paper's schedule"
+        charts["ours"] = chart(title, "times fewer passes than AR", "score, %", options, log_x=True)
     if rounds := suite.ablations.get("rounds"):
         scored = [(r, 100 * row.overall.mean) for r, row in enumerate(rounds)]
         margins = [100 * (row.overall.margin or 0) for row in rounds]

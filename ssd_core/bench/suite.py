@@ -10,6 +10,7 @@ from ..backbones.base import Backbone
 from ..decoders import DecodeConfig
 from ..heads import HeadSet
 from ..sampling import SamplingConfig
+from ..speeds import stops
 from .ablations import Direction, contenders, measure_directions
 from .contenders import Contender, everyone
 from .meter import device_name
@@ -39,7 +40,7 @@ class Suite:
     facts: of the run, among them captions and speed_captions (how many) and cols (of the grid). quality: the first
     row is the floor, the second one AR. ablations: by name. exact: names of the decoders that need no judging, as
     they draw AR's pictures or from AR's distribution. deviation: the preset's, over some sets of seeds. preset: its
-    name.
+    name. scale: the stops of the speed scale, and the names of their decoders.
     """
 
     facts: dict
@@ -51,6 +52,7 @@ class Suite:
     deviation: Quality | None = None
     exact: Sequence[str] = ()
     preset: str = ""
+    scale: dict[str, str] = field(default_factory=dict)
 
 
 class Clock:
@@ -86,7 +88,8 @@ def run_suite(
     are taken from the store.
     """
     grid, base = timed.backbone.grid(), DecodeConfig.preset(timed.backbone.family)
-    chosen = {each.short(base): each for each in everyone(base, grid)}
+    scale = stops(timed.backbone.family)
+    chosen = {each.short(base): each for each in everyone(base, grid, scale.values())}
     ablations = {name: {each.short(base): each for each in _ends(name, contenders(name, base))} for name in ABLATED}
     drawing = {name: each for name, each in chosen.items() if not each.is_exact}
     for some in ablations.values():
@@ -116,6 +119,7 @@ def run_suite(
         judge_drawn(drawn.backbone, preset, several[preset], specs[:batch], scorer, real, several["ar"]),
         [name for name, each in chosen.items() if each.is_exact],
         preset,
+        {stop: Contender(config).short(base) for stop, config in scale.items()},
     )
     return suite
 
