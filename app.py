@@ -41,7 +41,7 @@ NUMBER_LABELS = {"b": "Rounds b", "i": "Rounds i"}
 INTRO = """
 <h1>AR against SSD, row by row</h1>
 <p>One sentence, drawn twice: token by token on the left, by a faster decoder on the right. The slider chooses which,
-from AR's own picture to the fewest passes. Whoever is behind on its own clock moves next.</p>
+from AR's own picture to the least time. Whoever is behind on its own clock moves next.</p>
 """
 
 API_HELP = """

@@ -78,7 +78,7 @@ def _add_generate(commands) -> None:
         help=f"cells in the window of lossless ({DecodeConfig.window}; auto: what is fastest on this device), window, "
         "sjd and gsd; drafts per row of pjd; columns that a row of zipar is behind",
     )
-    how.add_argument("--speed", choices=SPEEDS, help="a named stop from AR's own picture to the fewest passes")
+    how.add_argument("--speed", choices=SPEEDS, help="a named stop from AR's own picture to the least time")
     how.add_argument("--r", type=int, help="verify rounds per row: short for --b with --k-v 1")
     how.add_argument("--b", type=int, help="verify rounds on a freshly drafted block of rows")
     how.add_argument("--i", type=int, help="incremental rounds on its trailing rows after each commit")

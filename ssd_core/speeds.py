@@ -1,4 +1,4 @@
-"""The speed scale: named stops from AR's own picture to the fewest passes, and what each of them decodes with.
+"""The speed scale: named stops from AR's own picture to the least time, and what each of them decodes with.
 
 `MEASURED` is for families whose decoders were measured side by side. Its stops come from the page that
 `python -m ssd_core.bench report` writes: each is on that page's frontier, which means that no other decoder takes

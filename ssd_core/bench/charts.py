@@ -15,6 +15,7 @@ LETTER, LINE = 6.3, 12  # px that a letter of a label takes, and a label
 # Where a label may be from its point, the best first: to the right (1) or left (-1), below (1) or above (-1).
 _SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
 _OFF_LINES = ((0, -1), (-1, -1), (0, 1), (-1, 1), (1, 0))
+_OFF_FALLING_LINES = ((1, -1), *_OFF_LINES)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def chart(
                 parts.append(_line(left, low, left, high, color, 0.35))
             dots.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{color}"/>')
             if named:
-                texts += labels.place(left, top, each.labels[i], color, _OFF_LINES if lines else _SIDES)
+                texts += labels.place(left, top, each.labels[i], color, _OFF_FALLING_LINES if lines else _SIDES)
         if not each.labels and len(series) > 1:
             texts += labels.place(left, top, each.name, color, _OFF_LINES)
     return "\n".join([*parts, *texts, *dots, "</svg>\n"])
