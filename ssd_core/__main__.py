@@ -251,7 +251,8 @@ def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
     foreign = options.keys() - {field.name for field in fields(kind or Options)}
     if foreign:
         given = ", ".join(f"--{name}" for name in sorted(foreign))
-        raise ValueError(f"{given} is not for {'this' if several else decoder or config.decoder}: leave it out.")
+        what = "this" if several else f"--speed {args.speed}" if args.speed else decoder or "ssd"
+        raise ValueError(f"{given} is not for {what}: leave it out.")
     if args.speed:
         return config
     schedule = replace(config.schedule, **knobs)

@@ -16,7 +16,8 @@ import app
 from ssd_core.app import settings
 from ssd_core.app.studio import Studio
 from ssd_core.decoders import DECODERS
-from ssd_core.schedule import SPEEDS
+from ssd_core.schedule import Schedule
+from ssd_core.speeds import SPEEDS, at_speed, stops
 
 
 class Visitor:
@@ -126,7 +127,7 @@ def test_a_closed_tab_ends_the_work(page):
     [
         ({"prompt": " "}, "There is no prompt yet"),
         ({"prompt": "a unicorn"}, 'does not know "unicorn"'),
-        ({"speed": "custom", "right_k_h": 40}, "lower k_h or k_v"),
+        ({"speed": "custom", "right_decoder": "ssd", "right_k_h": 40}, "lower k_h or k_v"),
         ({"negative": "ugly"}, "has no negative prompt"),
         ({"temperature": -1}, "temperature must be above 0"),
     ],
@@ -165,11 +166,16 @@ def test_a_sweep_grows_card_by_card_and_can_be_stopped(page):
 
 
 def test_the_slider_fills_the_fields_and_the_fields_turn_the_slider_to_custom(page):
-    stops = page._speed("balanced")["stops"]
-    assert [stop["name"] for stop in stops] == list(SPEEDS)
-    assert "r = 2 (b = 2, i = 0, k_v = 1), 80 passes instead of 576" in stops[2]["detail"]
-    assert page.speed_chosen({"speed": "quality"}) == ["ssd", 4, 0, 5, 1]
-    assert page.speed_chosen({"speed": "lossless"})[0] == "lossless"
+    scale = page._speed("balanced")["stops"]
+    assert [stop["name"] for stop in scale] == list(SPEEDS)
+    for stop, config in zip(scale, stops("builtin").values(), strict=True):
+        assert stop["detail"].startswith(app.title(config))
+    assert page._described(app.DecodeConfig()) == "SSD r=2, 80 passes instead of 576"
+    settling = app.DecodeConfig(schedule=Schedule(b=2, settle=True))
+    assert page._described(settling) == "SSD r=2, settling, at most 80 passes instead of 576"
+    for name in SPEEDS:
+        knobs = dict(zip(settings.KNOBS, page.speed_chosen({"speed": name}), strict=True))
+        assert settings.config_of(knobs) == at_speed(name, "builtin")
     knobs = settings.knobs_of(app.DecodeConfig()) | {"b": 7}
     custom = page.set_by_hand(*knobs.values())
     assert custom["speed"] == "custom"
@@ -181,10 +187,12 @@ def test_a_link_fills_the_page(page):
     visitor = Visitor("a")
     visitor.request = type("Request", (), {"base_url": "http://127.0.0.1:1/"})
     assert list(page.open(visitor)) == [page.api_help]
-    visitor.query_params = {"prompt": "a cat", "seed": "5", "speed": "custom", "right_b": "3"}
+    by_hand = {"right_decoder": "ssd", "right_b": "3", "right_settle": "True"}
+    visitor.query_params = {"prompt": "a cat", "seed": "5", "speed": "custom", **by_hand}
     changed = page.open(visitor)
     assert changed[page.fields["prompt"]] == "a cat"
     assert changed[page.fields["right_b"]] == 3
+    assert changed[page.fields["right_settle"]] is True
     assert changed[page.randomize] is False
     assert changed[page.fields["speed"]]["note"].startswith("Custom: ssd b=3")
 
@@ -208,10 +216,11 @@ def test_one_endpoint_is_public(client):
 
 
 def test_the_endpoint_returns_a_picture_with_its_settings_and_what_it_took(client):
-    path, metrics = client.predict("a fox on snow", 7, "fast", api_name="/generate")
-    assert metrics["passes"] == metrics["planned_passes"] == 57
+    path, metrics = client.predict("a fox on snow", 7, "fastest", api_name="/generate")
+    assert metrics["decoder"] == str(at_speed("fastest", "builtin"))
+    assert metrics["passes"] == metrics["planned_passes"] == 34
     assert metrics["seconds"] > 0
-    assert len(metrics["kept_per_round"]) == 1
+    assert metrics["kept_per_round"] == []
     with Image.open(path) as image:
         assert image.size == (192, 192)
         assert (image.text["prompt"], image.text["seed"]) == ("a fox on snow", "7")
@@ -255,7 +264,7 @@ def test_two_clients_wait_in_one_line(url, slowly):
     wait_for(lambda: first.outputs())
     second = Client(url, verbose=False).submit("a cat on snow", 2, "fastest", api_name="/generate")
     (_, metrics), (_, other) = first.result(), second.result()
-    assert (metrics["passes"], other["passes"]) == (126, 34)
+    assert [metrics["decoder"], other["decoder"]] == [str(at_speed(name, "builtin")) for name in ("quality", "fastest")]
     states = [output[1] for output in second.outputs()]
     assert {"state": "in line", "ahead": 1} in states
 

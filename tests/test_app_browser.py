@@ -12,6 +12,7 @@ from paced import paced_studio
 from playwright.sync_api import expect, sync_playwright
 
 import app
+from ssd_core.speeds import at_speed
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium here (Debian: apt-get install chromium)")
@@ -120,7 +121,7 @@ def test_a_race_to_the_verdict_then_replay_compare_and_inside(visit):
     assert page.locator("#compare .ssd-over").evaluate("node => node.style.clipPath") == "inset(0px 0% 0px 0px)"
     with page.expect_download() as saved:
         page.locator("#compare .ssd-save").nth(1).click()
-    assert re.fullmatch(r"ssd-\d+-ssd\.png", saved.value.suggested_filename)
+    assert re.fullmatch(rf"ssd-\d+-{at_speed('balanced', 'builtin').decoder}\.png", saved.value.suggested_filename)
     assert saved.value.path().read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert b"a fox on snow" in saved.value.path().read_bytes()
     link = page.get_by_label("Link to this run").input_value()
@@ -162,11 +163,13 @@ def test_the_speed_slider_by_keyboard(visit):
     slider = page.get_by_label("Speed", exact=True)
     slider.focus()
     page.keyboard.press("ArrowRight")
-    expect(page.locator("#speed .ssd-detail")).to_contain_text("r = 1 (b = 1, i = 0, k_v = 1), 57 passes")
-    expect(slider).to_have_attribute("aria-valuetext", re.compile("^Fast: r = 1"))
+    expect(page.locator("#speed .ssd-detail")).to_contain_text(app.title(at_speed("fast", "builtin")))
+    page.keyboard.press("End")
+    expect(page.locator("#speed .ssd-detail")).to_contain_text("SSD r=0, 34 passes instead of 576")
+    expect(slider).to_have_attribute("aria-valuetext", re.compile("^Fastest: SSD r=0"))
     page.locator("#advanced button").first.click()
     rounds = page.get_by_label("Rounds b").nth(1)
-    expect(rounds).to_have_value("1")
+    expect(rounds).to_have_value("0")
     page.keyboard.press("Home")
     rounds.fill("3")
     expect(page.locator("#speed .ssd-detail")).to_contain_text("Custom: ssd b=3")

@@ -3,7 +3,7 @@
 import pytest
 
 from ssd_core.grid import TokenGrid
-from ssd_core.schedule import PRESETS, SPEEDS, Schedule, speed_schedule
+from ssd_core.schedule import PRESETS, Schedule
 
 JANUS, LUMINA, EMU3 = TokenGrid(24, 24), TokenGrid(48, 48, eol=True), TokenGrid(90, 90, eol=True)
 
@@ -50,21 +50,6 @@ def test_presets_are_table_6():
     ):
         assert PRESETS[family].schedule.planned_nfe(grid) == nfe
         assert (PRESETS[family].sampling.cfg, PRESETS[family].sampling.temperature) == (cfg, 1)
-
-
-@pytest.mark.parametrize("family", PRESETS)
-def test_the_speed_scale_takes_fewer_passes_at_every_stop(family):
-    stops = [speed_schedule(name, family) for name in SPEEDS]
-    assert stops[0] is None  # lossless
-    passes = [schedule.planned_nfe(LUMINA) for schedule in stops[1:]]
-    assert passes == sorted(set(passes), reverse=True)
-
-
-def test_unknown_speeds_and_families_are_refused():
-    with pytest.raises(ValueError, match="lossless, quality, balanced, fast, fastest"):
-        speed_schedule("warp")
-    with pytest.raises(ValueError, match="janus-pro"):
-        speed_schedule("fast", "llama")
 
 
 def test_blocks_cover_every_row_once():

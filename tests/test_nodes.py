@@ -59,12 +59,15 @@ def test_r_counts_where_rows_come_one_at_a_time_and_b_and_i_where_they_do_not(pa
 
 def test_a_connected_schedule_overrules_decoder_and_knobs_but_not_rule_and_window(pack):
     settings = pack.nodes__settings
-    fastest = settings.scheduled(settings.SLIDER, 4, "builtin")
+    fastest = settings.scheduled(settings.SLIDER, 4, "janus-pro")
     knobs = settings.schedule_of(3, 1, 0, 0, 5)
     config = settings.decode_config(fastest, decoder="lossless", schedule=knobs, rule="greedy", window=7)
     assert (config.decoder, config.schedule.b, config.rule, config.window) == ("ssd", 0, "greedy", 7)
-    lossless = settings.scheduled(settings.SLIDER, 0, "builtin")
+    lossless = settings.scheduled(settings.SLIDER, 0, "janus-pro")
     assert settings.decode_config(lossless, decoder="ssd").decoder == "lossless"
+    for number, name in enumerate(pack.ssd_core__speeds.SPEEDS):
+        stop = settings.scheduled(settings.SLIDER, number, "builtin")
+        assert settings.decode_config(stop) == stop == pack.ssd_core__speeds.at_speed(name, "builtin")
 
 
 def test_a_peers_knobs_are_picked_from_those_of_all(pack):

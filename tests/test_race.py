@@ -16,17 +16,19 @@ from PIL import Image
 
 from ssd_core import session
 from ssd_core.app import recordings
-from ssd_core.app.race import DRAFTED, Lane, Race, live, mosaic, palette, percent, recording, replay
+from ssd_core.app.race import DRAFTED, Lane, Race, live, mosaic, palette, percent, recording, replay, title
 from ssd_core.app.runs import Sweep, completed, new_race, run_race
 from ssd_core.app.settings import CUSTOM, config_of, default_form, from_query, knobs_of, settings_of, to_query
 from ssd_core.app.studio import NO_HEADS, SHIPPED, Model, Studio
 from ssd_core.app.turnstile import Stopped, Turnstile
 from ssd_core.decoders import DECODERS, DecodeConfig
+from ssd_core.decoders.lossless import WindowOptions
 from ssd_core.generate import generate
 from ssd_core.heads import save_heads
 from ssd_core.sampling import SamplingConfig
-from ssd_core.schedule import SPEEDS, Schedule
+from ssd_core.schedule import Schedule
 from ssd_core.session import FINAL
+from ssd_core.speeds import SPEEDS, at_speed
 
 AR, SSD, LOSSLESS = DecodeConfig("ar"), DecodeConfig(schedule=Schedule(b=2, k_h=3)), DecodeConfig("lossless", window=8)
 
@@ -197,7 +199,8 @@ def test_stop_keeps_what_is_there(model):
 
 def test_saved_pictures_carry_what_it_takes_to_draw_them_again(model):
     form = default_form("builtin", SamplingConfig()) | {"prompt": "abc", "seed": 5, "images": 4, "left_decoder": "ssd"}
-    settings = settings_of(form | {"left_k_h": 3, "right_k_h": 3, "speed": CUSTOM}, "builtin")
+    form |= {"left_k_h": 3, "right_decoder": "ssd", "right_k_h": 3, "speed": CUSTOM}
+    settings = settings_of(form, "builtin")
     race = finish(new_race(model, settings))
     run = completed(race, model, settings)
     lane = run["lanes"][1]
@@ -207,6 +210,19 @@ def test_saved_pictures_carry_what_it_takes_to_draw_them_again(model):
         assert image.text["seed"] == "7"
         assert image.text["decoder"] == str(settings.right)
         assert image.text["nfe"] == str(lane["passes"])
+
+
+def test_lanes_say_what_runs_in_them():
+    titles = {
+        "AR": AR,
+        "SSD r=2": SSD,
+        "SSD b=5 i=4 k_v=2": DecodeConfig(schedule=Schedule(b=5, i=4, k_v=2)),
+        "SSD r=1, early commits, settling": DecodeConfig(schedule=Schedule(b=1, commits="early", settle=True)),
+        "Lossless": LOSSLESS,
+        "Window, tolerance 3": DecodeConfig("window", options=WindowOptions(tolerance=3)),
+    }
+    for words, config in titles.items():
+        assert title(config) == words
 
 
 def test_a_sweep_compares_every_schedule_with_ar(model):
@@ -305,7 +321,9 @@ DEFAULTS = default_form("builtin", SamplingConfig(cfg=1.5, top_k=50))
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_every_decoder_survives_the_form(decoder):
-    config = DecodeConfig(decoder, Schedule(b=3, i=1, k_h=2, k_v=2), "greedy")
+    schedule = Schedule(b=3, i=1, k_h=2, k_v=2, commits="early", settle=True)
+    options = WindowOptions(window=7, tolerance=5) if decoder == "window" else None
+    config = DecodeConfig(decoder, schedule, "greedy", options=options)
     assert config_of(knobs_of(config)) == config
 
 
@@ -314,11 +332,15 @@ def test_a_named_speed_decides_the_right_decoder(speed):
     form = DEFAULTS | {"prompt": "a fox", "speed": speed, "right_b": 9, "right_rule": "shared-noise"}
     settings = settings_of(form, "builtin")
     assert settings.left.decoder == "ar"
-    assert settings.right == DecodeConfig(rule="shared-noise").at_speed(speed, "builtin")
+    assert settings.right == at_speed(speed, "builtin")
+    by_hand = DEFAULTS | {"prompt": "a fox", "speed": CUSTOM}
+    by_hand |= {f"right_{name}": value for name, value in knobs_of(settings.right).items()}
+    assert settings_of(by_hand, "builtin").right == settings.right
 
 
 def test_a_link_brings_the_same_run_back():
     form = DEFAULTS | {"prompt": "a fox & an owl", "seed": 12, "speed": CUSTOM, "right_b": 4, "cfg": 2.0, "images": 4}
+    form |= {"right_commits": "early", "right_settle": True}
     query = to_query(form, DEFAULTS)
     assert "right_rule" not in query  # the default
     again = from_query(dict(parse_qsl(query)), DEFAULTS)
