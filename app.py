@@ -497,7 +497,7 @@ class Page:
     def _described(self, config: DecodeConfig) -> str:
         if config.decoder == "ssd":
             return f"{title(config)}{self._planned(config)} instead of {self.studio.grid.size}"
-        return f"{title(config)}: {ITERATED[config.decoder]}"
+        return f"{title(config)}: {ITERATED.get(config.decoder) or DECODERS[config.decoder]}"
 
     def _facts(self) -> str:
         model = self.studio.current

@@ -220,6 +220,7 @@ def test_lanes_say_what_runs_in_them():
         "SSD r=1, early commits, settling": DecodeConfig(schedule=Schedule(b=1, commits="early", settle=True)),
         "Lossless": LOSSLESS,
         "Window, tolerance 3": DecodeConfig("window", options=WindowOptions(tolerance=3)),
+        "Window of 48, tolerance 3": DecodeConfig("window", options=WindowOptions(48, 3)),
     }
     for words, config in titles.items():
         assert title(config) == words

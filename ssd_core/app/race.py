@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..backbones import Backbone
 from ..decoders import DECODERS, DecodeConfig, decode
+from ..decoders.lossless import WindowOptions
 from ..generate import Result, summarize
 from ..heads import Heads
 from ..pictures import to_pil
@@ -32,7 +33,8 @@ def title(config: DecodeConfig) -> str:
     """The name of a decoder on the page: "AR", "SSD r=2", "SSD b=5 i=4 k_v=2", "Lossless", "Window, tolerance 3"."""
     name = config.decoder.upper() if len(config.decoder) < 4 else config.decoder.capitalize()
     if config.decoder == "window":
-        return f"{name}, tolerance {config.knobs.tolerance}"
+        cells = "" if config.knobs.window == WindowOptions.window else f" of {config.knobs.window}"
+        return f"{name}{cells}, tolerance {config.knobs.tolerance}"
     if config.decoder != "ssd":
         return name
     schedule = config.schedule
