@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..backbones.base import Backbone
@@ -21,6 +21,7 @@ from .speed import Speed, measure_speed
 from .store import Store, weights_of
 
 ABLATED = ("rules", "rounds", "lookahead", "staged")
+ABLATION_CAPTIONS = 48  # at most: half of the drawing would be for settings that only an ablation asks for
 REAL, REAL_SEED = 512, 5  # the scenes that the Frechet distance compares with
 JUDGING = 0.1  # of the time, for what comes after the last round
 SETS = 3  # pictures per caption that the deviation from AR is measured on
@@ -37,10 +38,11 @@ class Model(NamedTuple):
 class Suite:
     """Everything that a page is about; rows have the short names of their contenders.
 
-    facts: of the run, among them captions and speed_captions (how many) and cols (of the grid). quality: the first
-    row is the floor, the second one AR. ablations: by name. exact: names of the decoders that need no judging, as
-    they draw AR's pictures or from AR's distribution. deviation: the preset's, over some sets of seeds. preset: its
-    name. scale: the stops of the speed scale, and the names of their decoders.
+    facts: of the run, among them captions, ablation_captions and speed_captions (how many) and cols (of the grid).
+    quality: the first row is the floor, the second one AR. ablations: by name; reference: AR on their captions. exact:
+    names of the decoders that need no judging, as they draw AR's pictures or from AR's distribution. deviation: the
+    preset's, over some sets of seeds. preset: its name. scale: the stops of the speed scale, and the names of their
+    decoders.
     """
 
     facts: dict
@@ -48,6 +50,7 @@ class Suite:
     cost: list[PassCost]
     quality: list[Quality]
     ablations: dict[str, list[Quality]] = field(default_factory=dict)
+    reference: Quality | None = None
     directions: list[Direction] = field(default_factory=list)
     deviation: Quality | None = None
     exact: Sequence[str] = ()
@@ -94,27 +97,33 @@ def run_suite(
     drawing = {name: each for name, each in chosen.items() if not each.is_exact}
     for some in ablations.values():
         drawing |= some
+    fewer = {name: ABLATION_CAPTIONS for name in drawing if name not in chosen}
     preset = Contender(base).short(base)
     prompts = held_out_prompts(captions)
     texts, specs = [text for text, _ in prompts], [spec for _, spec in prompts]
 
     speed = _timed(timed, chosen, texts[:speed_captions], sampling, store, clock)
     cost = _costs(timed, sampling, store, clock)
-    pictures, several = _drawn(drawn, drawing, preset, texts, sampling, batch, store, clock)
+    pictures, several = _drawn(drawn, drawing, fewer, preset, texts, sampling, batch, store, clock)
     done = pictures["ar"].tokens.shape[1]
+    ablated = min(done, ABLATION_CAPTIONS)
 
     clock.say("judging")
     real = scorer.features(real_scenes(REAL, REAL_SEED)[0])
-    judged = {
-        name: judge_drawn(drawn.backbone, name, each, specs[:done], scorer, real, pictures["ar"])
-        for name, each in pictures.items()
-    }
+
+    def judged(name: str, count: int) -> Quality:
+        own, reference = (_first(pictures[each], count) for each in (name, "ar"))
+        return judge_drawn(drawn.backbone, name, own, specs[:count], scorer, real, reference)
+
+    of_ablations = {name: judged(name, ablated) for name in {name for some in ablations.values() for name in some}}
+    facts = {"captions": done, "ablation_captions": ablated, "speed_captions": min(speed_captions, captions)}
     suite = Suite(
-        {"captions": done, "speed_captions": min(speed_captions, captions), "cols": grid.cols},
+        facts | {"cols": grid.cols},
         speed,
         cost,
-        [judge_real(scorer, real, done, REAL_SEED + 1), *(judged[name] for name in chosen if name in judged)],
-        {name: [judged[each] for each in some] for name, some in ablations.items()},
+        [judge_real(scorer, real, done, REAL_SEED + 1), *(judged(name, done) for name in chosen if name in pictures)],
+        {name: [of_ablations[each] for each in some] for name, some in ablations.items()},
+        judged("ar", ablated),
         _directions(drawn, texts[:batch], several["ar"], sampling, store) if drawn.heads else [],
         judge_drawn(drawn.backbone, preset, several[preset], specs[:batch], scorer, real, several["ar"]),
         [name for name, each in chosen.items() if each.is_exact],
@@ -127,6 +136,7 @@ def run_suite(
 def _drawn(
     model: Model,
     drawing: dict[str, Contender],
+    fewer: dict[str, int],
     preset: str,
     texts: Sequence[str],
     sampling: SamplingConfig,
@@ -134,8 +144,8 @@ def _drawn(
     store: Store,
     clock: Clock,
 ) -> tuple[dict[str, Drawn], dict[str, Drawn]]:
-    """Pictures of as many captions as there is time for by everyone, and of the first ones over several sets of seeds
-    by AR and the preset."""
+    """Pictures of as many captions as there is time for by everyone (but of at most so many by those in `fewer`), and
+    of the first ones over several sets of seeds by AR and the preset."""
 
     def pictures(name: str, count: int, sets: int = 1) -> Drawn:
         began = time.monotonic()
@@ -147,13 +157,17 @@ def _drawn(
     rounds = range(batch, len(texts) + batch, batch)
     for number, count in enumerate(rounds, 1):
         clock.say(f"pictures for {min(count, len(texts))} captions by {len(drawing)} decoders")
-        kept = {name: pictures(name, count) for name in drawing}
+        kept = {name: pictures(name, min(count, fewer.get(name, count))) for name in drawing}
         several = {name: pictures(name, batch, SETS) for name in ("ar", preset)}
-        expected = sum(each.seconds for each in kept.values()) / number
+        expected = sum(kept[name].seconds for name in drawing if fewer.get(name, len(texts)) > count) / number
         if number < len(rounds) and clock.left() < 1.15 * expected + JUDGING * 60 * clock.minutes:
             clock.say(f"another round would take {expected / 60:.1f} min: raise --minutes for more captions")
             break
     return kept, several
+
+
+def _first(drawn: Drawn, count: int) -> Drawn:
+    return replace(drawn, tokens=drawn.tokens[:, :count], nll=drawn.nll[:, :count])
 
 
 def _ends(name: str, some: Sequence[Contender]) -> Sequence[Contender]:
