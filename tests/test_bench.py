@@ -191,7 +191,7 @@ def test_pictures_are_drawn_once(tmp_path):
     backbone = FakeBackbone(3, 4)
     heads, contender = random_heads(backbone), parse("ssd:b=1", BASE)
 
-    def passes(count: int, heads=heads, folder=tmp_path) -> tuple[int, torch.Tensor]:
+    def passes(count: int, heads=heads, folder=tmp_path, contender=contender) -> tuple[int, torch.Tensor]:
         with Meter(backbone) as meter:
             drawn = draw(backbone, heads, contender, list("abcd")[:count], GUIDED, batch=2, store=Store(folder))
         return meter.passes, drawn.tokens
@@ -208,6 +208,9 @@ def test_pictures_are_drawn_once(tmp_path):
     torch.nn.init.normal_(others.vertical[0].down.weight)
     assert heads_digest(others) != heads_digest(heads)
     assert passes(2, others)[0] == first
+    ar = Contender(DecodeConfig("ar"))
+    assert passes(2, None, contender=ar)[0] > 0
+    assert passes(2, others, contender=ar)[0] == 0  # it drafts nothing
     assert passes(2, folder=None)[0] == first
 
 

@@ -19,6 +19,11 @@ class Contender:
     def __str__(self) -> str:
         return str(self.config) + ("" if self.trained or not self.config.drafts_with_heads else " no heads")
 
+    @property
+    def needs_heads(self) -> bool:
+        """Whether it draws other pictures, or takes other passes, with other trained heads."""
+        return self.trained and self.config.drafts_with_heads
+
     def short(self, base: DecodeConfig) -> str:
         """Its name without the knobs that are as the decoder has them by default; base: the family's preset."""
         first, *words = str(self).split()

@@ -121,7 +121,7 @@ def draw(
 
     Batches that `store` has are not drawn again.
     """
-    store, chosen = store or Store(), heads if contender.trained else None
+    store, chosen = store or Store(), heads if contender.needs_heads else None
     common = {"what": "pictures", "decoder": str(contender), "sampling": vars(sampling), **weights_of(backbone, chosen)}
     runs = []
     for s in range(sets):
