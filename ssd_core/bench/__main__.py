@@ -232,8 +232,8 @@ def report(args: argparse.Namespace) -> tuple[dict, list[dict]]:
 
     Takes at most half an hour on two cores of a server CPU: first the speed of all decoders, one picture at a time (4
     minutes), then pictures by all of them, for one round of --batch captions after another while the next one fits
-    into --minutes (for at most 48 captions by settings that only an ablation has). Interrupted, it goes on where it
-    stopped (--runs); run again, it adds captions that did not fit, up to --captions. For a first look: --captions 4
+    into --minutes (for at most 32 captions by the slow ones that only an ablation has). Interrupted, it goes on where
+    it stopped (--runs); run again, it adds captions that did not fit, up to --captions. For a first look: --captions 4
     --speed-captions 1.
     """
     clock, store = Clock(args.minutes), Store(args.runs)

@@ -61,10 +61,10 @@ def write_page(page: Path, suite: Suite) -> None:
         "tokens, *draft* one head and its distributions.",
         table([row.as_texts() for row in suite.cost]),
         "## Ablations",
-        f"On the first {suite.facts['ablation_captions']} captions.",
     ]
     for name, rows in suite.ablations.items():
-        parts += [f"### {name}: {ABLATIONS[name]}", table([row.as_texts() for row in rows])]
+        count = len(rows[0].passed)
+        parts += [f"### {name}: {ABLATIONS[name]}, {count} captions", table([row.as_texts() for row in rows])]
         if name == "rounds":
             parts.append(pictures["rounds"])
     if suite.directions:
@@ -276,7 +276,7 @@ def _charts(suite: Suite) -> dict[str, str]:
     if rounds := suite.ablations.get("rounds"):
         scored = [(r, 100 * row.overall.mean) for r, row in enumerate(rounds)]
         margins = [100 * (row.overall.margin or 0) for row in rounds]
-        ar = 100 * (suite.reference or suite.quality[1]).overall.mean
+        ar = 100 * suite.quality[1].overall.mean
         lines = [Series("ssd", scored, margins=margins), Series("ar", [(r, ar) for r, _ in enumerate(rounds)])]
         charts["rounds"] = chart("Verify rounds", "verify rounds per row, r", "score, %", lines)
     if suite.directions:

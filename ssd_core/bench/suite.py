@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 from ..backbones.base import Backbone
@@ -21,7 +22,10 @@ from .speed import Speed, measure_speed
 from .store import Store, weights_of
 
 ABLATED = ("rules", "rounds", "lookahead", "staged")
-ABLATION_CAPTIONS = 48  # at most: half of the drawing would be for settings that only an ablation asks for
+FEWER_CAPTIONS = {
+    "lookahead": 32,
+    "staged": 32,
+}  # at most: five or more rounds each, which would be a third of the time
 REAL, REAL_SEED = 512, 5  # the scenes that the Frechet distance compares with
 JUDGING = 0.1  # of the time, for what comes after the last round
 SETS = 3  # pictures per caption that the deviation from AR is measured on
@@ -38,11 +42,10 @@ class Model(NamedTuple):
 class Suite:
     """Everything that a page is about; rows have the short names of their contenders.
 
-    facts: of the run, among them captions, ablation_captions and speed_captions (how many) and cols (of the grid).
-    quality: the first row is the floor, the second one AR. ablations: by name; reference: AR on their captions. exact:
-    names of the decoders that need no judging, as they draw AR's pictures or from AR's distribution. deviation: the
-    preset's, over some sets of seeds. preset: its name. scale: the stops of the speed scale, and the names of their
-    decoders.
+    facts: of the run, among them captions and speed_captions (how many) and cols (of the grid). quality: the first
+    row is the floor, the second one AR. ablations: by name. exact: names of the decoders that need no judging, as they
+    draw AR's pictures or from AR's distribution. deviation: the preset's, over some sets of seeds. preset: its name.
+    scale: the stops of the speed scale, and the names of their decoders.
     """
 
     facts: dict
@@ -50,7 +53,6 @@ class Suite:
     cost: list[PassCost]
     quality: list[Quality]
     ablations: dict[str, list[Quality]] = field(default_factory=dict)
-    reference: Quality | None = None
     directions: list[Direction] = field(default_factory=list)
     deviation: Quality | None = None
     exact: Sequence[str] = ()
@@ -97,7 +99,12 @@ def run_suite(
     drawing = {name: each for name, each in chosen.items() if not each.is_exact}
     for some in ablations.values():
         drawing |= some
-    fewer = {name: ABLATION_CAPTIONS for name in drawing if name not in chosen}
+    full = {*chosen, *(each for name, some in ablations.items() if name not in FEWER_CAPTIONS for each in some)}
+    fewer = {
+        each: max(count for name, count in FEWER_CAPTIONS.items() if each in ablations[name])
+        for each in drawing
+        if each not in full
+    }
     preset = Contender(base).short(base)
     prompts = held_out_prompts(captions)
     texts, specs = [text for text, _ in prompts], [spec for _, spec in prompts]
@@ -106,24 +113,24 @@ def run_suite(
     cost = _costs(timed, sampling, store, clock)
     pictures, several = _drawn(drawn, drawing, fewer, preset, texts, sampling, batch, store, clock)
     done = pictures["ar"].tokens.shape[1]
-    ablated = min(done, ABLATION_CAPTIONS)
 
     clock.say("judging")
     real = scorer.features(real_scenes(REAL, REAL_SEED)[0])
 
+    @cache
     def judged(name: str, count: int) -> Quality:
         own, reference = (_first(pictures[each], count) for each in (name, "ar"))
         return judge_drawn(drawn.backbone, name, own, specs[:count], scorer, real, reference)
 
-    of_ablations = {name: judged(name, ablated) for name in {name for some in ablations.values() for name in some}}
-    facts = {"captions": done, "ablation_captions": ablated, "speed_captions": min(speed_captions, captions)}
     suite = Suite(
-        facts | {"cols": grid.cols},
+        {"captions": done, "speed_captions": min(speed_captions, captions), "cols": grid.cols},
         speed,
         cost,
         [judge_real(scorer, real, done, REAL_SEED + 1), *(judged(name, done) for name in chosen if name in pictures)],
-        {name: [of_ablations[each] for each in some] for name, some in ablations.items()},
-        judged("ar", ablated),
+        {
+            name: [judged(each, min(done, FEWER_CAPTIONS.get(name, done))) for each in some]
+            for name, some in ablations.items()
+        },
         _directions(drawn, texts[:batch], several["ar"], sampling, store) if drawn.heads else [],
         judge_drawn(drawn.backbone, preset, several[preset], specs[:batch], scorer, real, several["ar"]),
         [name for name, each in chosen.items() if each.is_exact],
