@@ -18,8 +18,8 @@ MEASURED = {
     "builtin": {
         "lossless": DecodeConfig("lossless"),
         "quality": DecodeConfig("window", options=WindowOptions(tolerance=1)),
-        "balanced": DecodeConfig("window", options=WindowOptions(tolerance=3)),
-        "fast": DecodeConfig("window", options=WindowOptions(tolerance=6)),
+        "balanced": DecodeConfig("window", options=WindowOptions(tolerance=2)),
+        "fast": DecodeConfig("window", options=WindowOptions(tolerance=3)),
         "fastest": DecodeConfig(schedule=Schedule(b=0)),
     },
 }
