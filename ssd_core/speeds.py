@@ -1,9 +1,9 @@
 """The speed scale: named stops from AR's own picture to the least time, and what each of them decodes with.
 
-`MEASURED` is for families whose decoders were measured side by side. Its stops come from the page that
-`python -m ssd_core.bench report` writes: each is on that page's frontier, which means that no other decoder takes
-fewer passes (or fewer seconds) and draws better. The page lists the stops again and says whether that holds, so
-change the table when it does not. All other families have the paper's schedule with more or fewer verify rounds.
+`MEASURED` is for families whose decoders were measured side by side. Its stops are chosen from the page that
+`python -m ssd_core.bench report` writes: each is meant to be on a frontier there, which is to say that no other decoder
+takes as few passes (or as few seconds) and draws better. The page lists the stops and says whether that holds; where it
+does not, change the table. All other families have the paper's schedule with more or fewer verify rounds.
 """
 
 import math
