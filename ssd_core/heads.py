@@ -3,7 +3,9 @@
 h[y, x] is the backbone's last state before the final norm whose logits choose the token of cell (y, x);
 e[y, x] embeds the token chosen there. A head maps [h; e] to the h of the cell `offset` columns to the
 right (horizontal) or `offset` rows below (vertical) (paper Sec. 3.3, A.6, A.9). `SPACES` has the paper's other
-inputs and targets (Table 19).
+inputs and targets (Table 19). Vertical heads that saw the cells beside (y, x) too were tried on the builtin model: of
+first drafts they kept 0.3 points more than heads of as many parameters that did not, trained from nothing, and 1.6
+going on from trained ones.
 """
 
 import json

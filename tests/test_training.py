@@ -244,6 +244,20 @@ def test_another_corpus_is_refused(tmp_path, accelerator, change, named):
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
 
+def test_corpora_can_be_joined_if_they_are_alike(tmp_path, accelerator):
+    backbone, parts = FakeBackbone(), []
+    for name, config, cfg in (("ar", DecodeConfig("ar"), 1.0), ("ssd", DecodeConfig(), 1.0), ("cfg", None, 2.0)):
+        options = dict(accelerator=accelerator, config=config, sampling=SamplingConfig(cfg=cfg))
+        draw_corpus(backbone, CAPTIONS[len(parts) : 3], tmp_path / name, **options)
+        parts.append(load_corpus(tmp_path / name, backbone.fingerprint))
+    joined = parts[0].joined(parts[1])
+    assert joined.prompts == [*CAPTIONS[:3], *CAPTIONS[1:3]]
+    assert torch.equal(joined.tokens, torch.cat((parts[0].tokens, parts[1].tokens)))
+    assert joined.decoder == f"ar, then {DecodeConfig()}"
+    with pytest.raises(CorpusError, match="one grid and one sampling"):
+        joined.joined(parts[2])
+
+
 def test_corpus_of_another_backbone_is_refused(tmp_path, accelerator):
     backbone, other = FakeBackbone(), FakeBackbone()
     other.fingerprint = "other"

@@ -79,9 +79,10 @@ def train_variants(
 ) -> list[TrainedHeads]:
     """The heads of an ablation in `TRAINED`: one head below, base.schedule.k_h to the right, `steps` steps each.
 
-    "data": a quarter of the pictures, then all, drawn by the backbone itself; as many scenes with captions, then
-    four times as many; those again for as many steps as fit into the time that the drawn ones took. "spaces": one
-    after the other, on pictures that the backbone draws. Both are for a backbone that can read scene captions.
+    "data": a quarter of the pictures, then all, drawn by the backbone itself; that quarter and as many drawn by SSD
+    with the heads it trained as fit into the time that all took; as many scenes with captions as drawn, then four
+    times as many; those again for as many steps as fit into that time. "spaces": one after the other, on pictures
+    that the backbone draws. Both are for a backbone that can read scene captions.
     """
     if pictures < 4:
         raise ValueError(f"Training takes at least 4 pictures, got {pictures}.")
@@ -92,17 +93,18 @@ def train_variants(
         if name == "spaces":
             own, drawing = workshop.drawn(pictures)
             return [workshop.train(space, own, drawing, replace(config, space=space)) for space in SPACES]
-        found, spent = [], 0.0
-        for count in (workshop.batch, pictures):
-            own, drawing = workshop.drawn(count)
-            spent += drawing  # the second time, only the missing ones are drawn
-            found.append(workshop.train(f"{count} own", own, spent, config))
+        few, drawing = workshop.drawn(workshop.batch)
+        first = workshop.train(f"{len(few)} own", few, drawing, config)
+        own, more = workshop.drawn(pictures)  # only the missing ones are drawn
+        drawn = workshop.train(f"{len(own)} own", own, drawing + more, config)
+        by_ssd, more = workshop.drawn_by_ssd(first.heads, base, drawing + more - first.seconds)
+        title = f"{len(few)} own, {len(by_ssd)} by SSD with their heads"
+        found = [first, drawn, workshop.train(title, few.joined(by_ssd), first.seconds + more, config)]
         for count in (workshop.batch, pictures, 4 * pictures):
             given, encoding = workshop.encoded(count)
             found.append(workshop.train(f"{count} given", given, encoding, config))
-        drawn, given_most = found[1], found[-1]
-        more = (drawn.seconds - encoding) / (given_most.seconds - encoding)
-        longer = replace(config, steps=max(steps, math.floor(steps * more)))
+        factor = (drawn.seconds - encoding) / (found[-1].seconds - encoding)
+        longer = replace(config, steps=max(steps, math.floor(steps * factor)))
         title = f"{4 * pictures} given, {longer.steps} steps"
         return [*found, workshop.train(title, given, encoding, longer)]
 
@@ -118,11 +120,28 @@ class _Workshop:
 
     def drawn(self, count: int) -> tuple[Corpus, float]:
         """The first pictures that the backbone draws; seconds for what was not there yet."""
-        captions = [caption for caption, _ in map(_captioned_scene, range(count))]
-        began, folder = time.perf_counter(), self.folder / "corpus"
-        draw_corpus(self.backbone, captions, folder, accelerator=self.accelerator, batch=self.batch)
+        return self._draw(range(count), "corpus")
+
+    def drawn_by_ssd(self, heads: HeadSet, base: DecodeConfig, seconds: float) -> tuple[Corpus, float]:
+        """Other pictures, which SSD draws with some heads, as many batches as fit into `seconds` (at least one);
+        seconds for them. One row at a time, with as many rounds as base has."""
+        schedule = Schedule(b=base.schedule.b, k_h=base.schedule.k_h)
+        how = dict(config=replace(base, decoder="ssd", schedule=schedule), heads=heads)
+        spent = longest = 0.0
+        stop = self.batch
+        while stop == self.batch or spent + longest <= seconds:
+            stop += self.batch
+            corpus, drawing = self._draw(range(self.batch, stop), "corpus by SSD", **how)
+            spent, longest = spent + drawing, max(longest, drawing)
+        return corpus, spent
+
+    def _draw(self, numbers: range, folder: str, **how) -> tuple[Corpus, float]:
+        captions = [caption for caption, _ in map(_captioned_scene, numbers)]
+        options = dict(accelerator=self.accelerator, batch=self.batch, seed=numbers.start, **how)
+        began, where = time.perf_counter(), self.folder / folder
+        draw_corpus(self.backbone, captions, where, **options)
         seconds = time.perf_counter() - began
-        return load_corpus(folder, self.backbone.fingerprint, count), seconds
+        return load_corpus(where, self.backbone.fingerprint, len(captions)), seconds
 
     def encoded(self, count: int) -> tuple[Corpus, float]:
         """Scenes with captions, read from a folder; seconds for reading and encoding them."""

@@ -7,7 +7,7 @@ drawing can stop at any time and go on later, and several processes share the sh
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,16 @@ class Corpus:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    def joined(self, other: "Corpus") -> "Corpus":
+        """These pictures, then those of another corpus on the same grid, drawn with the same sampling."""
+        if (self.grid, self.sampling) != (other.grid, other.sampling):
+            raise CorpusError(
+                f"Only corpora of one grid and one sampling can be joined: {self.grid}, {self.sampling} is one, "
+                f"{other.grid}, {other.sampling} the other."
+            )
+        tokens, decoder = torch.cat((self.tokens, other.tokens)), f"{self.decoder}, then {other.decoder}"
+        return replace(self, prompts=self.prompts + other.prompts, tokens=tokens, decoder=decoder)
 
 
 def draw_corpus(
