@@ -16,6 +16,7 @@ from ..ssd_core.sampling import SamplingConfig
 from ..ssd_core.session import DecodeEvent
 from . import settings, watching
 from .managed import ManagedBackbone, ManagedHeads
+from .text import ENGLISH, LANGUAGES
 
 EVENT = "ssd.run"  # message to the browser
 EVENT_INTERVAL = 0.1  # seconds
@@ -87,10 +88,11 @@ class Viewer:
         )
         kept = guesses.tokens == result.tokens
         image = backbone.decode_image(result.tokens).float().clamp(0, 1).to(mm.intermediate_device())
-        words = settings.statistics(result, grid, kept.float().mean().item())
+        share = kept.float().mean().item()
+        words = {language: settings.statistics(result, grid, share, language) for language in LANGUAGES}
         watch.report(watch.last, statistics=words)
         self._done += 1
-        return Drawing(result, image, kept, words)
+        return Drawing(result, image, kept, words[ENGLISH])
 
     def _start(self, config: DecodeConfig, grid: TokenGrid) -> None:
         """Progress counts passes; cells where nobody knows their number, and thousandths of several runs."""
@@ -113,7 +115,7 @@ class _Watch:
         self, viewer: Viewer, backbone, guesses: watching.FirstGuesses, grid: TokenGrid, config: DecodeConfig
     ) -> None:
         self._viewer, self._backbone, self._guesses, self._grid = viewer, backbone, guesses, grid
-        self._planned = settings.planned_passes(config, grid)
+        self._planned, self._most = settings.planned_passes(config, grid), settings.most_passes(config, grid)
         self._shown, self._sent = -1, 0.0
         self._title = str(config)
 
@@ -136,8 +138,8 @@ class _Watch:
         self._shown = row
         return watching.picture(self._backbone, event, viewer.preview)
 
-    def report(self, event: DecodeEvent, **more: str) -> None:
-        """Sends the state of the run to the tab that started it."""
+    def report(self, event: DecodeEvent, **more: dict[str, str]) -> None:
+        """Sends the state of the run to the tab that started it; more: statistics by language, at the end."""
         server = PromptServer.instance
         message = {
             "node": self._viewer.node_id,
@@ -147,6 +149,7 @@ class _Watch:
             "cells": self._guesses.cells(event),
             "passes": event.nfe,
             "planned": self._planned,
+            "most": self._most,
             "ar": self._grid.size,
             "seconds": round(event.seconds, 3),
             "progress": event.progress,

@@ -10,7 +10,7 @@ from comfy.model_patcher import CallbacksMP, ModelPatcher
 from ..ssd_core.backbones import Backbone, load_backbone
 from ..ssd_core.backbones.checkpoint import read_json
 from ..ssd_core.builtin.scenes import GRID
-from ..ssd_core.cost import size_of
+from ..ssd_core.cost import memory_required, size_of
 from ..ssd_core.decoders import DecodeConfig
 from ..ssd_core.grid import TokenGrid
 from ..ssd_core.heads import HeadSet
@@ -18,7 +18,6 @@ from .folders import BUILTIN
 
 log = logging.getLogger(__name__)
 
-PROMPT_SLOTS = 512  # room that is reserved for the prompt in the KV cache
 PIXELS_PER_CODE = {"emu3": 8, "lumina-mgpt": 16}  # of the families that draw several sizes
 
 
@@ -65,7 +64,8 @@ class ManagedBackbone:
         """The backbone (and the heads) on the device it computes on, with room for the KV cache of `rows` rows."""
         backbone = self.load()
         patchers = [self.patcher] + ([heads.patcher] if heads and heads.patcher else [])
-        mm.load_models_gpu(patchers, memory_required=_room(backbone, rows, grid, config), force_full_load=True)
+        room = memory_required(backbone, rows, grid, config)
+        mm.load_models_gpu(patchers, memory_required=room, force_full_load=True)
         for patcher in patchers:
             patcher.model.to(self.load_device)  # buffers, and what --novram left behind
         backbone.moved(self.load_device)
@@ -122,12 +122,3 @@ def outline(folder: Path | None, width: int = 0, height: int = 0) -> tuple[str, 
 
 
 _OUTLINES: dict[tuple[Path, int], tuple[str, TokenGrid]] = {}
-
-
-def _room(backbone: Backbone, rows: int, grid: TokenGrid, config: DecodeConfig) -> int:
-    """Bytes that a run takes beside the weights: the KV cache, and the logits of its largest pass a few times."""
-    slot = backbone.new_cache(1, 1)
-    cache = sum(t.numel() * t.element_size() for t in (*slot.keys, *slot.values))
-    slots = PROMPT_SLOTS + grid.size + config.lookahead
-    cells = max(config.schedule.k_v * grid.stride, config.lookahead, 1)
-    return rows * (slots * cache + 6 * cells * backbone.codebook_size * 4)

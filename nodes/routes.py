@@ -8,15 +8,16 @@ from server import PromptServer
 from ..ssd_core.decoders import DECODERS
 from . import folders, settings
 from .managed import outline
+from .text import ENGLISH
 
 PLAN = "/ssd/plan"
 
 
 def plan(question: dict) -> dict:
-    """Answers with {"passes", "ar", "text"}, or {"error"}; passes is None where they depend on the picture.
+    """Answers with {"passes", "most", "ar", "text"}, or {"error"}; passes is None where they depend on the picture.
 
-    question: "backbone", "width" and "height", and either "preset" and "speed", or "peer" with the values of
-    Peer Decoder, or "decoder" and the sampler's knobs.
+    question: "backbone", "width" and "height", "language" of the text, and either "preset" and "speed", or "peer"
+    with the values of Peer Decoder, or "decoder" and the sampler's knobs.
     """
     try:
         folder = folders.backbone_folder(str(question["backbone"]))
@@ -27,13 +28,15 @@ def plan(question: dict) -> dict:
             config = settings.peer_config(**question["peer"])
         else:
             knobs = {name: int(question[name]) for name in ("r", "k_v", "b", "i", "k_h")}
-            schedule = settings.schedule_of(**knobs, commits=question["commits"])
+            settle = bool(question.get("settle"))
+            schedule = settings.schedule_of(**knobs, commits=question["commits"], settle=settle)
             decoder = question["decoder"] if question["decoder"] in DECODERS else "ssd"
             window = int(question["window"])
             config = settings.decode_config(None, decoder=decoder, schedule=schedule, window=window)
-        passes = settings.planned_passes(config, grid)
-        text = f"{config.schedule if config.decoder == 'ssd' else config}\n{settings.plan(config, grid)}"
-        return {"passes": passes, "ar": grid.size, "rows": grid.rows, "cols": grid.cols, "text": text}
+        passes, most = settings.planned_passes(config, grid), settings.most_passes(config, grid)
+        sentence = settings.plan(config, grid, str(question.get("language", ENGLISH)))
+        text = f"{config.schedule if config.decoder == 'ssd' else config}\n{sentence}"
+        return {"passes": passes, "most": most, "ar": grid.size, "rows": grid.rows, "cols": grid.cols, "text": text}
     except KeyError as error:
         return {"error": f"The question lacks {error}."}
     except (ValueError, TypeError, IndexError, OSError, ZeroDivisionError) as error:

@@ -127,6 +127,7 @@ class SSDSampler(io.ComfyNode):
                 *s.picture(text),
                 s.heads(text),
                 s.schedule(text),
+                s.settle(text),  # the last widget: saved workflows have their values in this order
             ],
             [
                 io.Image.Output("image", **text.output(0)),
@@ -168,8 +169,9 @@ class SSDSampler(io.ComfyNode):
         preview_every,
         heads: ManagedHeads | None = None,
         schedule: DecodeConfig | None = None,
+        settle=False,
     ) -> io.NodeOutput:
-        own = settings.schedule_of(r, k_v, b, i, k_h, commits)
+        own = settings.schedule_of(r, k_v, b, i, k_h, commits, settle)
         config = settings.decode_config(schedule, decoder=decoder, schedule=own, rule=rule, window=window)
         viewer = Viewer(cls.hidden.unique_id, backbone, heads, preview, preview_every)
         drawing = viewer.draw(

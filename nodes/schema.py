@@ -133,6 +133,11 @@ def commits(text: NodeText) -> io.Input:
     return advanced(io.Combo.Input("commits", options=list(COMMITS), default=OWN, **texts))
 
 
+def settle(text: NodeText) -> io.Input:
+    """Whether a schedule ends what a round has kept; optional, so that workflows from before it still run."""
+    return advanced(io.Boolean.Input("settle", default=False, optional=True, **text.input("settle")))
+
+
 def rule(text: NodeText, default: str = ACCEPT_REJECT, advice: str = "Try accept-reject.") -> io.Input:
     """A choice among the update rules."""
     texts = {"tooltip": choices("How a verify round corrects tokens.", RULES, advice), **text.input("rule")}

@@ -10,6 +10,7 @@ from ..ssd_core.grid import TokenGrid
 from ..ssd_core.sampling import MAX_SEED, SamplingConfig
 from ..ssd_core.schedule import OWN, Schedule
 from ..ssd_core.speeds import SPEEDS, at_speed
+from .text import ENGLISH, say
 
 SLIDER = "speed slider"
 MAX_ROUNDS, MAX_ROWS, MAX_COLUMNS, MAX_WINDOW, MAX_BATCH = 64, 16, 32, 512, 64
@@ -27,10 +28,10 @@ PEER_RANGES = {
 }
 
 
-def schedule_of(r: int, k_v: int, b: int, i: int, k_h: int, commits: str = OWN) -> Schedule:
+def schedule_of(r: int, k_v: int, b: int, i: int, k_h: int, commits: str = OWN, settle: bool = False) -> Schedule:
     """The schedule of the sampler's knobs: r rounds where rows come one at a time, b and i where they do not."""
     rounds = {"b": r, "i": 0} if k_v == 1 else {"b": b, "i": i}
-    return Schedule(**rounds, k_h=k_h, k_v=k_v, commits=commits)
+    return Schedule(**rounds, k_h=k_h, k_v=k_v, commits=commits, settle=settle)
 
 
 def peer_config(decoder: str, k_h: int = Schedule.k_h, **knobs: float | bool | str) -> DecodeConfig:
@@ -94,33 +95,49 @@ def planned_passes(config: DecodeConfig, grid: TokenGrid) -> int | None:
     return config.planned_nfe(SimpleNamespace(grid=grid))  # all that it asks a session for
 
 
-def plan(config: DecodeConfig, grid: TokenGrid) -> str:
+def most_passes(config: DecodeConfig, grid: TokenGrid) -> int:
+    """Passes that a picture takes at most."""
+    if config.decoder == "ssd":
+        return config.schedule.planned_nfe(grid)
+    return planned_passes(config, grid) or grid.size
+
+
+def plan(config: DecodeConfig, grid: TokenGrid, language: str = ENGLISH) -> str:
     """One sentence on what a config will take on a grid."""
-    passes = planned_passes(config, grid)
+    most = most_passes(config, grid)
     if config.decoder == "ar":
-        return f"{passes} passes, one per cell."
-    if passes is None:
-        return f"As many passes as the picture needs, at most AR's {grid.size}."
-    ratio = f"{grid.size / passes:.1f} times"
-    return f"{passes} passes instead of AR's {grid.size}: {ratio} fewer, at best {ratio} as fast."
+        kind = "ar"
+    elif planned_passes(config, grid) is not None:
+        kind = "fixed"
+    else:
+        kind = "most" if config.decoder == "ssd" else "open"
+    return say(f"plan.{kind}", language, most=most, ar=grid.size, ratio=f"{grid.size / most:.1f}")
 
 
-def statistics(result: Result, grid: TokenGrid, kept_guesses: float | None = None) -> str:
+def statistics(result: Result, grid: TokenGrid, kept_guesses: float | None = None, language: str = ENGLISH) -> str:
     """What a run did and took, in a few lines."""
-    count = len(result.seeds)
-    planned = f" (planned {result.planned_nfe})" if result.planned_nfe is not None else ""
+
+    def words(name: str, **values: object) -> str:
+        return say(f"statistics.{name}", language, **values)
+
+    config, count, facts = result.config, len(result.seeds), result.metadata(0)
+    slow = config.decoder == "ar"
+    plan = ""
+    if result.planned_nfe is not None:
+        plan = words("planned", most=result.planned_nfe)
+    elif config.decoder == "ssd":
+        plan = words("most", most=most_passes(config, grid))
+    ratio = f"{grid.size / result.nfe:.1f}"
+    seconds, each = f"{result.seconds:.2f}", f"{result.seconds / count:.2f}"
     lines = [
-        str(result.config),
-        f"{result.nfe} passes{planned}, AR takes {grid.size}: {grid.size / result.nfe:.1f} times fewer",
-        f"{result.seconds:.2f} s" + (f", {result.seconds / count:.2f} s a picture" if count > 1 else ""),
+        str(config),
+        words("ar" if slow else "passes", passes=result.nfe, plan=plan, ar=grid.size, ratio=ratio),
+        words("several" if count > 1 else "one", seconds=seconds, each=each),
     ]
-    if result.config.decoder == "ar":
-        lines[1] = f"{result.nfe} passes{planned}"
     if result.acceptance:
-        lines.append("kept per round: " + " ".join(f"{share:.0%}" for share in result.acceptance.values()))
-    if kept_guesses is not None and result.config.decoder != "ar":
-        lines.append(f"first guesses that stayed: {kept_guesses:.0%}")
-    facts = result.metadata(0)
-    heads = "" if result.config.decoder == "ar" else f", heads: {facts['heads']}"
-    seeds = f"seed {result.seeds[0]}" + (f" to {result.seeds[-1]}" if count > 1 else "")
+        lines.append(words("rounds", shares=" ".join(f"{share:.0%}" for share in result.acceptance.values())))
+    if kept_guesses is not None and not slow:
+        lines.append(words("kept", share=f"{kept_guesses:.0%}"))
+    seeds = words("seeds" if count > 1 else "seed", first=result.seeds[0], last=result.seeds[-1])
+    heads = "" if slow else words("heads", heads=facts["heads"])
     return "\n".join([*lines, f"{facts['sampling']}, {seeds}", f"{facts['backbone']}{heads}"])

@@ -1,10 +1,25 @@
-"""What the nodes say: names and tooltips, written once, in locales/en/nodeDefs.json."""
+"""What the nodes say: names, tooltips and sentences, written once, in locales/."""
 
 import json
 from pathlib import Path
 
 LOCALES = Path(__file__).parent.parent / "locales"
-_TEXTS = json.loads((LOCALES / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+ENGLISH = "en"
+LANGUAGES = tuple(sorted(path.parent.name for path in LOCALES.glob("*/main.json")))
+
+
+def _read(language: str, name: str) -> dict:
+    return json.loads((LOCALES / language / f"{name}.json").read_text(encoding="utf-8"))
+
+
+_NODES = _read(ENGLISH, "nodeDefs")
+_SENTENCES = {language: _read(language, "main")["ssd"] for language in LANGUAGES}
+
+
+def say(key: str, language: str = ENGLISH, **values: object) -> str:
+    """The sentence "group.name" of main.json with its values; in English where there is no such language."""
+    group, name = key.split(".")
+    return _SENTENCES.get(language, _SENTENCES[ENGLISH])[group][name].format(**values)
 
 
 class NodeText:
@@ -12,7 +27,7 @@ class NodeText:
 
     def __init__(self, node_id: str):
         self.node_id = node_id
-        self._texts = _TEXTS[node_id]
+        self._texts = _NODES[node_id]
 
     @property
     def title(self) -> str:

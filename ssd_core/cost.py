@@ -12,12 +12,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .backbones.base import Backbone
 from .backbones.checkpoint import CheckpointError, read_json
+from .decoders import DecodeConfig
 from .grid import TokenGrid
 from .heads import SpatialHead
 from .schedule import PRESETS, Schedule
 
 ROWS = 2  # guidance: a conditional and an unconditional half
+PROMPT_SLOTS = 512  # room for the prompt in the KV cache, where its length is not known yet
 GPUS = {  # TB/s
     "RTX 3060": 0.36,
     "RTX 4090": 1.008,
@@ -224,6 +227,19 @@ def cost(size: ModelSize, schedule: Schedule | None, prompt: int, *, text_head: 
         cache_bytes=ROWS * size.kv_bytes * (prompt + grid.size),
         bytes_read=2 * weights * len(passes) + ROWS * size.kv_bytes * context,
     )
+
+
+def memory_required(backbone: Backbone, rows: int, grid: TokenGrid, config: DecodeConfig) -> int:
+    """Bytes that a run of `rows` rows, both guidance halves counted, takes besides the weights.
+
+    The KV cache, the logits of its largest pass a few times, and what the decoder keeps of its own.
+    """
+    slot = backbone.new_cache(1, 1)
+    cache = sum(t.numel() * t.element_size() for t in (*slot.keys, *slot.values))
+    slots = PROMPT_SLOTS + grid.size + config.lookahead
+    cells = max(config.schedule.k_v * grid.stride, config.lookahead, 1)
+    codes = backbone.codebook_size
+    return rows * (slots * cache + 6 * cells * codes * 4) + config.knobs.memory(codes)
 
 
 def report(size: ModelSize, schedules: list[Schedule], prompt: int) -> str:

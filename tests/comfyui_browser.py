@@ -66,9 +66,9 @@ window.ssdTest = {
 
 
 @contextmanager
-def frontend(server: Server, *, vue: bool = False) -> Iterator[tuple[Page, list[str]]]:
+def frontend(server: Server, *, vue: bool = False, language: str = "en") -> Iterator[tuple[Page, list[str]]]:
     """The open frontend and the errors of the page so far; vue: Nodes 2.0 instead of LiteGraph."""
-    for name, value in {**SETTINGS, "Comfy.VueNodes.Enabled": vue}.items():
+    for name, value in {**SETTINGS, "Comfy.VueNodes.Enabled": vue, "Comfy.Locale": language}.items():
         server.post_raw(f"/settings/{name}", value)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])

@@ -129,12 +129,18 @@ def test_help_locales_templates_and_scripts_are_served(server):
     translations = server.get("/i18n")
     for language in ("en", "zh"):
         assert set(NODES) <= set(translations[language]["nodeDefs"])
+        assert translations[language]["ssd"]["panel"]
 
 
 def test_planned_passes_are_answered(server):
     knobs = {"decoder": "ssd", "r": 2, "k_v": 1, "b": 0, "i": 0, "k_h": 5, "commits": "own", "window": 24}
     assert server.post("/ssd/plan", {"backbone": "builtin", **knobs})[1]["passes"] == 80
     assert server.post("/ssd/plan", {"backbone": "builtin", **knobs, "commits": "early"})[1]["passes"] == 57
+    settling = server.post("/ssd/plan", {"backbone": "builtin", **knobs, "settle": True})[1]
+    assert (settling["passes"], settling["most"]) == (None, 80)
+    assert "At most 80 passes" in settling["text"]
+    chinese = server.post("/ssd/plan", {"backbone": "builtin", **knobs, "settle": True, "language": "zh"})[1]
+    assert "最多 80 次前向" in chinese["text"]
     for peer, passes in (({"decoder": "zipar", "window": 4}, 1 + 24 + 23 * 4), ({"decoder": "mtp", "k_h": 5}, 232)):
         assert server.post("/ssd/plan", {"backbone": "builtin", "peer": peer})[1]["passes"] == passes
     slow = server.post("/ssd/plan", {"backbone": "builtin", "preset": "speed slider", "speed": 0})[1]
@@ -198,8 +204,28 @@ def test_text_to_image_shows_rows_as_they_arrive(server, client, definitions):
     assert all(len(data["cells"]) == 576 for data in messages)
     assert "0" not in messages[-1]["cells"] + "1"[1:]
     assert messages[-1]["planned"] == messages[-1]["passes"] == 80
-    assert "80 passes (planned 80), AR takes 576: 7.2 times fewer" in messages[-1]["statistics"]
-    assert run.output(sampler)["ssd"] == [messages[-1]["statistics"]]
+    statistics = messages[-1]["statistics"]
+    assert "80 passes (planned 80), AR takes 576: 7.2 times fewer" in statistics["en"]
+    assert "计划 80 次" in statistics["zh"]
+    assert run.output(sampler)["ssd"] == [statistics["en"]]
+
+
+def test_a_settling_schedule_takes_no_more_than_its_plan(client, definitions):
+    run = client.run(graph(definitions, seed=7, r=2, settle=True, preview="off"))
+    assert not run.error
+    last = run.of("ssd.run")[-1]
+    assert last["planned"] is None
+    assert last["passes"] < last["most"] == 80
+    assert f"{last['passes']} passes (at most 80)" in words(run)
+    assert " settle " in words(run).splitlines()[0]
+
+
+def test_prompts_from_before_settle_still_run(client, definitions):
+    prompt = graph(definitions, seed=8, r=0, preview="off")
+    del prompt["3"]["inputs"]["settle"]
+    run = client.run(prompt)
+    assert not run.error
+    assert "34 passes (planned 34)" in words(run)
 
 
 def test_ar_against_ssd_equals_ar_losslessly(server, client, definitions):

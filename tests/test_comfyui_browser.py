@@ -44,6 +44,22 @@ def test_every_workflow_loads_and_round_trips(server, vue):
         assert not errors
 
 
+@RENDERERS
+def test_workflows_from_before_settle_load_with_it_off(server, vue):
+    workflow = host.load_workflow("1-text-to-image")
+    sampler = next(node for node in workflow["nodes"] if node["type"] == "SSDSampler")
+    sampler["inputs"] = [given for given in sampler["inputs"] if given["name"] != "settle"]
+    assert sampler["widgets_values"].pop() is False
+    with browser.frontend(server, vue=vue) as (page, errors):
+        browser.open_workflow(page, workflow)
+        made = page.evaluate("app.graphToPrompt().then(({ output }) => output)")[str(sampler["id"])]["inputs"]
+        assert made["settle"] is False
+        assert [made[name] for name in ("commits", "rule", "preview", "preview_every")] == [
+            *("own", "accept-reject", "pixels", 1)
+        ]
+        assert not errors
+
+
 def by_id(workflow):
     return sorted(workflow["nodes"], key=lambda node: int(node["id"]))
 
@@ -59,6 +75,9 @@ def test_the_panel_plans_maps_and_reports(server, vue):
         page.evaluate("ssdTest.set('SSDSampler', 'decoder', 'lossless')")
         browser.wait_for_panel(page, "SSDSampler", "As many passes as the picture needs")
         page.evaluate("ssdTest.set('SSDSampler', 'decoder', 'ssd')")
+        page.evaluate("ssdTest.set('SSDSampler', 'settle', true)")
+        browser.wait_for_panel(page, "SSDSampler", "At most 34 passes instead of AR's 576")
+        page.evaluate("ssdTest.set('SSDSampler', 'settle', false)")
         assert min(page.evaluate("ssdTest.room('SSDSampler')")) > 20  # on the node, whatever the zoom
 
         browser.run(page)
@@ -137,6 +156,22 @@ def test_the_panel_works_inside_a_subgraph(server, vue):
         browser.wait_for_panel(page, "SSDSampler", "57 passes")
         browser.run(page)
         browser.wait_for_panel(page, "SSDSampler", "57 passes (planned 57)")
+        assert not errors
+
+
+def test_the_panel_speaks_the_language_of_the_frontend(server):
+    with browser.frontend(server, language="zh") as (page, errors):
+        browser.open_workflow(page, host.load_workflow("1-text-to-image"))
+        browser.wait_for_panel(page, "SSDSampler", "AR 需要 576 次")
+        page.evaluate("ssdTest.set('SSDSampler', 'r', 0)")
+        page.evaluate("ssdTest.set('SSDSampler', 'seed', 120)")
+        page.evaluate("ssdTest.set('SSDSampler', 'preview', 'off')")
+        browser.run(page)
+        for text in ("计划 34 次", "猜测保留修正"):
+            browser.wait_for_panel(page, "SSDSampler", text)
+        page.evaluate("app.extensionManager.setting.set('Comfy.Locale', 'en')")  # the workflow is loaded anew
+        for text in ("passes instead of AR's 576", "guesskeptcorrected"):
+            browser.wait_for_panel(page, "SSDSampler", text)
         assert not errors
 
 

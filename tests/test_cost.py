@@ -6,8 +6,9 @@ import pytest
 from fakes import FakeBackbone, run
 
 from ssd_core.__main__ import main
-from ssd_core.cost import KNOWN, ar_passes, cost, model_size, ssd_passes
+from ssd_core.cost import KNOWN, ar_passes, cost, memory_required, model_size, ssd_passes
 from ssd_core.decoders import DecodeConfig
+from ssd_core.decoders.lantern import CHUNK, LanternOptions, nearest_codes
 from ssd_core.grid import TokenGrid
 from ssd_core.schedule import COMMITS, PRESETS, Schedule
 
@@ -91,3 +92,27 @@ def test_any_folder_needs_its_config_only(janus, emu3, lumina, tmp_path):
         assert size.vq == sum(p.numel() for p in parts["vq"].parameters())
         assert size.hidden_size == name.backbone.hidden_size
     assert model_size(str(janus.folder)).grid == TokenGrid(4, 4)
+
+
+def test_the_memory_of_a_run_has_room_for_its_cache_and_grows_with_rows_and_lookahead():
+    backbone = FakeBackbone()
+    grid = backbone.grid()
+    one, two = (memory_required(backbone, rows, grid, DecodeConfig()) for rows in (1, 2))
+    assert two == 2 * one
+    cache = backbone.new_cache(1, grid.size)
+    assert one > sum(tensor.numel() * tensor.element_size() for tensor in (*cache.keys, *cache.values))
+    narrow, wide = (memory_required(backbone, 1, grid, DecodeConfig("lossless", window=n)) for n in (1, 64))
+    assert wide > narrow
+
+
+@pytest.mark.parametrize("neighbors", [4, 1000])
+def test_lanterns_table_of_neighbours_is_counted(neighbors):
+    backbone, grid = FakeBackbone(codes=3000), FakeBackbone().grid()
+    config = DecodeConfig("lantern", options=LanternOptions(neighbors=neighbors))
+    table = nearest_codes(backbone, neighbors)
+    size = table.numel() * table.element_size()
+    distances = 4 * CHUNK * backbone.codebook_size
+    without = replace(config, options=LanternOptions(neighbors=1))
+    counted = memory_required(backbone, 1, grid, config) - memory_required(backbone, 1, grid, without)
+    assert counted >= size - 4 * backbone.codebook_size
+    assert size + distances <= config.knobs.memory(backbone.codebook_size) <= 2 * (size + distances)

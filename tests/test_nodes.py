@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,9 @@ def test_pytest_collects_in_a_folder_whose_name_is_no_identifier(tmp_path):
 
 def test_r_counts_where_rows_come_one_at_a_time_and_b_and_i_where_they_do_not(pack):
     one = pack.nodes__settings.schedule_of(r=3, k_v=1, b=5, i=4, k_h=2)
-    assert (one.b, one.i, one.k_v, one.k_h) == (3, 0, 1, 2)
-    two = pack.nodes__settings.schedule_of(r=3, k_v=2, b=5, i=4, k_h=2)
-    assert (two.b, two.i, two.k_v, two.k_h) == (5, 4, 2, 2)
+    assert (one.b, one.i, one.k_v, one.k_h, one.settle) == (3, 0, 1, 2, False)
+    two = pack.nodes__settings.schedule_of(r=3, k_v=2, b=5, i=4, k_h=2, settle=True)
+    assert (two.b, two.i, two.k_v, two.k_h, two.settle) == (5, 4, 2, 2, True)
 
 
 def test_a_connected_schedule_overrules_decoder_and_knobs_but_not_rule_and_window(pack):
@@ -137,10 +138,18 @@ def test_plans_of_every_decoder_are_put_into_words(pack):
     for decoder in pack.ssd_core__decoders.DECODERS:
         words = pack.nodes__settings.plan(pack.ssd_core__decoders.DecodeConfig(decoder), grid)
         assert "passes" in words
-    config = pack.ssd_core__decoders.DecodeConfig(schedule=pack.ssd_core__schedule.Schedule(b=2))
+    config, settling = (
+        pack.ssd_core__decoders.DecodeConfig(schedule=pack.ssd_core__schedule.Schedule(b=2, settle=settle))
+        for settle in (False, True)
+    )
     assert pack.nodes__settings.plan(config, grid) == (
         "80 passes instead of AR's 576: 7.2 times fewer, at best 7.2 times as fast."
     )
+    assert pack.nodes__settings.plan(settling, grid) == (
+        "At most 80 passes instead of AR's 576: at least 7.2 times fewer."
+    )
+    assert pack.nodes__settings.plan(settling, grid, "zh").startswith("最多 80 次前向")
+    assert pack.nodes__settings.plan(settling, grid, "fr") == pack.nodes__settings.plan(settling, grid)
 
 
 # ------------------------------------------------------------------------------- what a viewer gets to see
@@ -178,6 +187,18 @@ def test_the_map_tells_guesses_from_final_cells_and_kept_from_corrected(pack, ba
     assert f"{result.nfe} passes (planned {result.planned_nfe}), AR takes 72" in words
     assert "first guesses that stayed: 50%" in words
     assert "seed 7" in words
+    translated = pack.nodes__settings.statistics(result, pack.ssd_core__grid.TokenGrid(3, 24), 0.5, "zh")
+    assert f"计划 {result.planned_nfe} 次" in translated
+    assert len(translated.splitlines()) == len(words.splitlines())
+
+
+def test_the_statistics_of_a_settling_run_say_what_it_could_have_taken(pack, backbone):
+    schedule = pack.ssd_core__schedule.Schedule(b=4, settle=True)
+    result, *_ = watch(pack, backbone, pack.ssd_core__decoders.DecodeConfig(schedule=schedule, rule="greedy"))
+    grid = pack.ssd_core__grid.TokenGrid(3, 24)
+    assert result.nfe < schedule.planned_nfe(grid)
+    words = pack.nodes__settings.statistics(result, grid)
+    assert f"{result.nfe} passes (at most {schedule.planned_nfe(grid)}), AR takes 72" in words
 
 
 def test_every_first_guess_of_ar_stays(pack, backbone):
@@ -247,6 +268,21 @@ def test_both_languages_say_something_about_everything():
             for name, entry in chinese[node][part].items():
                 assert entry["name"], (node, name)
                 assert entry["tooltip"] != english[node][part][name].get("tooltip"), (node, name)
+
+
+def test_both_languages_have_the_same_sentences_with_the_same_values():
+    english, chinese = (
+        json.loads((ROOT / "locales" / language / "main.json").read_text(encoding="utf-8"))["ssd"]
+        for language in ("en", "zh")
+    )
+    script = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "web" / "js").glob("*.js"))
+    assert list(english) == list(chinese)
+    for group, sentences in english.items():
+        assert list(sentences) == list(chinese[group]), group
+        for name, sentence in sentences.items():
+            values = [set(re.findall(r"\{(\w+)\}", text)) for text in (sentence, chinese[group][name])]
+            assert values[0] == values[1], (group, name)
+            assert group != "panel" or f'"{name}"' in script, name
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -20,6 +20,7 @@ from ..session import DecodeEvent, DecodingSession
 from .options import Options, at_least
 from .speculative import Ratio, at, chain, speculate
 
+CHUNK = 1024  # codes whose distances to all others are computed at once: those of all would be gigabytes
 _tables: WeakKeyDictionary[Backbone, Tensor] = WeakKeyDictionary()
 
 
@@ -43,6 +44,12 @@ class LanternOptions(Options):
 
     def lookahead(self, schedule: Schedule) -> int:
         return schedule.k_h + 1
+
+    def memory(self, codes: int) -> int:
+        """The table of `nearest_codes`, int32, and while it is made a chunk of fp32 distances and the int64 and fp32
+        of its nearest."""
+        count = min(self.neighbors, codes - 1)
+        return 4 * codes * count + min(CHUNK, codes) * (4 * codes + 12 * (count + 1))
 
 
 def lantern(
@@ -75,10 +82,10 @@ def nearest_codes(backbone: Backbone, count: int) -> Tensor:
     table = _tables.get(backbone)
     if table is None or table.shape[1] < count:
         vectors = backbone.code_vectors()
-        nearest = []
-        for first in range(0, len(vectors), 1024):  # all distances at once would be gigabytes
-            distance = torch.cdist(vectors[first : first + 1024], vectors)
+        table = torch.empty(len(vectors), count, dtype=torch.int32, device=vectors.device)
+        for first in range(0, len(vectors), CHUNK):
+            distance = torch.cdist(vectors[first : first + CHUNK], vectors)
             distance.diagonal(first).fill_(-1)
-            nearest.append(distance.topk(count + 1, largest=False).indices[:, 1:].int())
-        table = _tables[backbone] = torch.cat(nearest)
+            table[first : first + CHUNK] = distance.topk(count + 1, largest=False).indices[:, 1:]
+        _tables[backbone] = table
     return table[:, :count]

@@ -18,6 +18,10 @@ class Options:
         """Passes of a whole picture, or None where they depend on the picture."""
         return None
 
+    def memory(self, codes: int) -> int:
+        """Bytes of what the decoder keeps on the device besides the session's tensors, for a codebook of `codes`."""
+        return 0
+
     def __str__(self) -> str:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         shown = (name if value is True else f"{name}={value}" for name, value in values.items() if value)

@@ -1,12 +1,14 @@
 // The element on a node: what its settings plan, the map of cells while it runs, the numbers afterwards.
 
+import { inLanguage, say } from "./words.js";
+
 const COLOURS = [
   [34, 38, 46], // unknown
   [138, 143, 152], // a guess
   [59, 157, 221], // final, and what was guessed first
   [240, 160, 48], // final, after a correction
 ];
-const LEGEND = ["", "guess", "kept", "corrected"];
+const LEGEND = ["", "guess", "kept", "corrected"]; // keys of sentences
 
 const STYLE = `
 .ssd-panel { display: flex; flex-direction: column; gap: 4px; width: 100%; height: 100%; overflow: hidden;
@@ -48,13 +50,21 @@ export class Panel {
     this.element.append(this.canvas);
     this.legend = line(this.element, "ssd-legend");
     this.legend.hidden = true;
-    for (const [state, name] of LEGEND.entries()) {
-      if (!name) continue;
+    this.run = line(this.element, "ssd-run");
+    this.translate();
+  }
+
+  /** Says what there is to say in the language of the moment; the plan comes from the server. */
+  translate() {
+    if (!this.canvas) return;
+    this.legend.replaceChildren();
+    for (const [state, key] of LEGEND.entries()) {
+      if (!key) continue;
       const swatch = document.createElement("i");
       swatch.style.background = `rgb(${COLOURS[state].join()})`;
-      this.legend.append(swatch, name);
+      this.legend.append(swatch, say(key));
     }
-    this.run = line(this.element, "ssd-run");
+    if (this.last) this.tellRun(this.last);
   }
 
   /** Shows what the settings plan, or why they cannot be. */
@@ -68,20 +78,31 @@ export class Panel {
     this.last = run;
     this.canvas.hidden = this.legend.hidden = false;
     this.drawCells(run);
-    if (run.statistics) {
-      this.run.textContent = run.statistics;
-      return;
-    }
-    const of = run.planned ? ` of ${run.planned}` : "";
-    const saved = run.progress > 0 ? (run.ar * run.progress) / run.passes : 1;
-    this.run.textContent =
-      `${run.title}\n${run.passes}${of} passes, ${run.seconds.toFixed(1)} s, ` +
-      `${Math.round(100 * run.progress)} %: ${saved.toFixed(1)} times fewer than AR so far`;
+    this.tellRun(run);
   }
 
   /** Says that the run was stopped. */
   showStopped() {
-    if (this.last && !this.last.statistics) this.run.textContent = `Stopped after ${this.last.passes} passes.`;
+    if (!this.last || this.last.statistics) return;
+    this.last.stopped = true;
+    this.tellRun(this.last);
+  }
+
+  tellRun(run) {
+    const { title, passes, planned, most, seconds, progress, ar, statistics, stopped } = run;
+    if (statistics) {
+      this.run.textContent = inLanguage(statistics);
+    } else if (stopped) {
+      this.run.textContent = say("stopped", { passes });
+    } else {
+      this.run.textContent = say("running", {
+        title,
+        passes: say(planned ? "planned" : "most", { passes, most }),
+        seconds: seconds.toFixed(1),
+        percent: Math.round(100 * progress),
+        ratio: (progress > 0 ? (ar * progress) / passes : 1).toFixed(1),
+      });
+    }
   }
 
   drawCells({ rows, cols, cells }) {

@@ -5,30 +5,31 @@ import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import { isConnected, nodeByExecutionId, sourceOf, valueOf, valuesOf } from "./graph.js";
 import { Panel } from "./panel.js";
+import { language, loadWords, say } from "./words.js";
 
-const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "commits", "window", "width", "height"];
+const KNOBS = ["decoder", "r", "k_v", "b", "i", "k_h", "commits", "settle", "window", "width", "height"];
 const HEIGHTS = { SSDSampler: 320, SSDSchedule: 66 };
 const LOOK_EVERY = 250; // ms
 const EVERY = "every"; // Nodes 2.0 does not notice that a widget is hidden, so it shows the knobs of every decoder
 
-const panels = new Map(); // node -> { panel, asked }
+const panels = new Map(); // node -> { panel, asked, spoken }
 const peers = new Map(); // node -> the decoder whose knobs it shows
 
 function kindOf(node) {
   return node.comfyClass ?? node.type; // a node that is being created has no type yet
 }
 
-/** What the server is asked about a node; a string instead says why nothing can be asked. */
+/** What the server is asked about a node; a string instead is the sentence that says why nothing can be asked. */
 function questionOf(node) {
   const loader = sourceOf(app, node, "backbone");
   const backbone = loader && kindOf(loader) === "LoadBackbone" ? valueOf(loader, "name") : undefined;
-  if (backbone === undefined) return "Connect a backbone to see the planned passes.";
+  if (backbone === undefined) return "connect";
   if (kindOf(node) === "SSDSchedule") return { backbone, preset: valueOf(node, "preset"), speed: valueOf(node, "speed") };
   const size = { width: valueOf(node, "width"), height: valueOf(node, "height") };
   if (isConnected(node, "schedule")) {
     const schedule = sourceOf(app, node, "schedule");
     if (schedule && kindOf(schedule) === "PeerDecoder") return { backbone, ...size, peer: valuesOf(schedule) };
-    if (!schedule || kindOf(schedule) !== "SSDSchedule") return "The connected schedule decides.";
+    if (!schedule || kindOf(schedule) !== "SSDSchedule") return "decided";
     return { backbone, ...size, preset: valueOf(schedule, "preset"), speed: valueOf(schedule, "speed") };
   }
   return { backbone, ...Object.fromEntries(KNOBS.map((name) => [name, valueOf(node, name)])) };
@@ -50,21 +51,24 @@ async function look() {
     const decoder = LiteGraph.vueNodesMode ? EVERY : valueOf(node, "decoder");
     if (decoder !== shown) showKnobs(node, decoder);
   }
+  const spoken = language();
   for (const [node, entry] of panels) {
+    if (entry.spoken !== spoken) entry.panel.translate();
+    entry.spoken = spoken;
     const question = questionOf(node);
-    const asked = JSON.stringify(question);
+    const asked = JSON.stringify([question, spoken]);
     if (asked === entry.asked) continue;
     entry.asked = asked;
     if (typeof question === "string") {
-      entry.panel.showPlan({ text: question });
+      entry.panel.showPlan({ text: say(question) });
       continue;
     }
     try {
-      const plan = await ask(question);
+      const plan = await ask({ ...question, language: spoken });
       if (entry.asked === asked) entry.panel.showPlan(plan);
     } catch (error) {
       entry.asked = undefined;
-      entry.panel.showPlan({ error: `The server does not answer: ${error.message}` });
+      entry.panel.showPlan({ error: say("silent", { message: error.message }) });
     }
   }
 }
@@ -110,7 +114,8 @@ function panelOf(id) {
 app.registerExtension({
   name: "SSD.Panel",
 
-  setup() {
+  async setup() {
+    await loadWords();
     api.addEventListener("ssd.run", ({ detail }) => panelOf(detail.node)?.showRun?.(detail));
     for (const event of ["execution_interrupted", "execution_error"]) {
       api.addEventListener(event, ({ detail }) => panelOf(detail.node_id)?.showStopped());
