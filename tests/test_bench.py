@@ -394,7 +394,9 @@ def suite_of(backbone, captions: int) -> Suite:
     rounds = [judged(f"r={r}", score) for r, score in enumerate((0.0, 0.8, 0.9, 0.95, 1.0))]
     rules = [judged(rule, score) for rule, score in zip(RULES, (0.3, 0.4, 0.35, 0.6), strict=True)]
     facts = dict(backbone="fake", fingerprint="f", dtype="float32", device="cpu", bandwidth=1e9, torch="2", cols=8)
-    facts |= dict(speed_captions=1, captions=captions, drawn_dtype="bfloat16", sampling=vars(GUIDED))
+    facts |= dict(
+        speed_captions=1, captions=captions, drawn_dtype="bfloat16", sampling=vars(GUIDED), options="--batch 2"
+    )
     costs = measure_passes(backbone, None, "a", GUIDED, repetitions=1)
     directions = [ablations.Direction(1, 0.5, 0.52), ablations.Direction(2, 0.4, None)]
     ablated = {"rules": rules, "rounds": rounds}
@@ -515,7 +517,7 @@ def test_the_suite_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     counts = {name: {len(row.passed) for row in rows} for name, rows in suite.ablations.items()}
     assert counts == {"rules": {8}, "rounds": {8}, "lookahead": {4}, "staged": {4}}
     suite.facts |= dict(backbone="fake", fingerprint="f", dtype="float32", device="cpu", bandwidth=1e9, torch="2")
-    suite.facts |= dict(drawn_dtype="float32", sampling=vars(GUIDED))
+    suite.facts |= dict(drawn_dtype="float32", sampling=vars(GUIDED), options="--batch 2")
     write_page(tmp_path / "page.md", suite)
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert all(f"| {name} |" in text for name in names)

@@ -244,7 +244,10 @@ def report(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     size = {name: getattr(args, name) for name in ("captions", "batch", "speed_captions")}
     suite = run_suite(timed, drawn, _sampling(args, timed.backbone), load_scorer(), store, clock, **size)
     drawn_dtype = str(drawn.backbone.dtype).removeprefix("torch.")
-    suite.facts = facts = _facts(args, "report", timed.backbone) | suite.facts | {"drawn_dtype": drawn_dtype}
+    shown = size | {"captions": suite.facts["captions"]}
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in shown.items())
+    facts = _facts(args, "report", timed.backbone) | suite.facts | {"drawn_dtype": drawn_dtype, "options": options}
+    suite.facts = facts
     write_page(args.page, suite)
     clock.say(f"wrote {args.page}")
     parts = {"speed": suite.speed, "cost": suite.cost, "quality": suite.quality, **suite.ablations}

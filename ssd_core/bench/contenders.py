@@ -28,7 +28,7 @@ class Contender:
         """Its name without the knobs that are as the decoder has them by default; base: the family's preset."""
         first, *words = str(self).split()
         usual = {*str(DecodeConfig(first, base.schedule, base.rule)).split()}
-        always = {"ssd": "b=", "lossless": "window="}.get(first, " ")
+        always = {"ssd": "b=", "lossless": "window=", "window": "tolerance="}.get(first, " ")
         return " ".join([first, *(word for word in words if word not in usual or word.startswith(always))])
 
     @property

@@ -15,7 +15,7 @@ from .quality import gain
 from .speed import Speed
 from .suite import Suite
 
-REPOSITORY_COMMAND = "python -m ssd_core.bench report"
+COMMAND = "python -m ssd_core.bench report"
 PAPERS = re.compile(r"ssd b=\d+( i=\d+)?( k_v=\d+)?")  # names of settings that the paper has
 HOW_TO_READ = """\
 *Passes* are runs of the network, what a large model on a GPU pays for; *seconds* are this machine's, which pays for
@@ -95,7 +95,7 @@ def _introduction(facts: dict) -> list[str]:
     ]
     return [
         "Every decoder of this repository on the builtin model, in one run on one machine. This page was written by",
-        f"```sh\n{REPOSITORY_COMMAND}\n```",
+        f"```sh\n{COMMAND} {facts['options']}\n```",
         "\n".join(lines),
     ]
 
