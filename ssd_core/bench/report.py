@@ -164,7 +164,9 @@ def _ours(suite: Suite, pictures: dict[str, str]) -> list[str]:
         pictures["ours"],
         "Each option that this repository adds, beside the paper's own setting with the most similar number of passes. "
         "*Gain* is the difference of their scores in points, caption by caption; where chance would explain it, the "
-        "last column is empty. Rule D is `rule=shared-noise`; a window without tolerance is `lossless`.",
+        "last column is empty. Rule D is `rule=shared-noise`; a window without tolerance is `lossless`. With `settle` "
+        "a block ends early when all pictures of a batch have settled: often in the speed run, one picture at a time, "
+        "and hardly ever in the batches that scores come from, which are of pictures with all rounds.",
         table([row(own) for own in ours]),
     ]
 
