@@ -22,7 +22,7 @@ from .pictures import require_png, save_png, sheet, to_pil
 from .sampling import MAX_SEED, SamplingConfig
 from .schedule import COMMITS, Schedule
 from .session import DecodeEvent
-from .speeds import SPEEDS, at_speed
+from .speeds import MEASURED, SPEEDS, at_speed
 from .tuning import fastest_window, window_costs
 
 AUTO = "auto"  # of --window
@@ -69,7 +69,12 @@ def _add_generate(commands) -> None:
     what.add_argument("--sheet", action="store_true", help="a contact sheet: AR and SSD with r = 0 to 4 rounds")
 
     how = parser.add_argument_group("how to decode")
-    how.add_argument("--decoder", choices=DECODERS, help="; ".join(f"{k}: {v}" for k, v in DECODERS.items()))
+    how.add_argument(
+        "--decoder",
+        choices=DECODERS,
+        help="; ".join(f"{k}: {v}" for k, v in DECODERS.items())
+        + " (default: lossless with the builtin model, else ssd)",
+    )
     how.add_argument("--lossless", action="store_true", help="short for --decoder lossless")
     how.add_argument(
         "--window",
@@ -239,6 +244,8 @@ def _config(args: argparse.Namespace, backbone: Backbone) -> DecodeConfig:
     if args.speed and (knobs or decoder):
         raise ValueError("--speed chooses the decoder and its rounds: leave out the other options that do.")
     several = args.compare or args.sheet
+    if backbone.family in MEASURED and not (decoder or knobs or several or args.rule or args.speed):
+        decoder = "lossless"  # as fast as SSD there, and AR's own picture
     excess = [name for name in knobs if name not in SCHEDULED.get(decoder or "ssd", ())]
     if excess and not several:
         given = ", ".join("--" + name.replace("_", "-") for name in excess)

@@ -49,12 +49,13 @@ def test_the_preview_shows_the_colours_of_the_picture(backbone):
 
 @pytest.mark.parametrize("decoder", ["ar", "ssd"])
 def test_pictures_show_what_was_asked_for(backbone, heads, decoder):
-    """The background of 16 held-out captions: broken weights would be right for one in 18."""
+    """The backgrounds and the objects of 16 held-out captions: broken weights would be right for one in 18, or none."""
     prompts = held_out_prompts(16)
     config = DecodeConfig(decoder, schedule=Schedule(b=2))
     result = generate(backbone, [text for text, _ in prompts], list(range(16)), config, heads=heads)
     scores = evaluate(load_scorer(), backbone.decode_image(result.tokens), [spec for _, spec in prompts])
     assert scores["background"][0] >= 0.9
+    assert np.mean([scores[kind][0] for kind in scenes.KINDS]) >= 0.5
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,18 @@ def test_a_batch_gets_one_file_per_seed_and_equals_single_runs(tmp_path):
     assert difference.max() <= 1
 
 
+def test_what_generate_does_unasked_is_lossless(tmp_path):
+    pictures = []
+    for options in ([], ["--decoder", "ar"]):
+        out = tmp_path / f"{len(options)}.png"
+        assert cli.main(["generate", "two dogs on snow", "--seed", "5", "--out", str(out), *options]) == 0
+        with Image.open(out) as image:
+            pictures.append((int(image.info["nfe"]), np.asarray(image)))
+    (passes, picture), (every, expected) = pictures
+    assert passes < every / 3
+    assert np.array_equal(picture, expected)
+
+
 def test_the_window_that_fits_the_device_draws_the_same_picture(tmp_path, monkeypatch, capsys):
     costs = {8: 0.01, 24: 0.02}
     monkeypatch.setattr(cli, "window_costs", lambda *args, **kwargs: costs)
@@ -146,7 +159,7 @@ def test_compare_and_sheet_write_captioned_pictures(tmp_path):
         (["a zebra"], 'does not know "zebra"'),
         (["a cat", "--out", "cat.jpg"], "pictures are written as PNG"),
         (["a cat", "--lossless", "--decoder", "ar"], "contradict each other"),
-        (["a cat", "--window", "auto"], "--window auto is for lossless"),
+        (["a cat", "--r", "1", "--window", "auto"], "--window auto is for lossless"),
         (["a cat", "--decoder", "ar", "--b", "3"], "The schedule (--b) is SSD's"),
         (["a cat", "--speed", "fast", "--r", "2"], "--speed chooses"),
         (["a cat", "--r", "2", "--b", "1"], "give either --r, or --b"),
