@@ -207,7 +207,7 @@ class Page:
             self.fields[f"{side}_commits"] = gr.Dropdown(list(COMMITS), value=value("commits"), label="Commits")
             self.fields[f"{side}_settle"] = gr.Checkbox(value("settle"), label="Settle")
         with gr.Row():
-            self.fields[f"{side}_rule"] = gr.Dropdown(list(RULES), value=value("rule"), label="Update rule")
+            self.fields[f"{side}_rule"] = gr.Dropdown(list(RULES), value=value("rule"), label="Update rule", scale=2)
             for name in settings.NUMBERS:
                 self.fields[f"{side}_{name}"] = gr.Number(
                     value(name), label=name.capitalize(), precision=0, minimum=0, min_width=100

@@ -16,10 +16,10 @@ from .race import replay
 FOLDER = Path(__file__).parent / "gallery"
 FORMAT = "ssd-race"
 GALLERY = (  # prompt, seed, speed; the first one is the page's first impression and the README's animation
-    ("two turtles on snow by day", 1, "lossless"),
+    ("a fox left of a rocket, at night", 7, "lossless"),
     ("three apples on grass", 1, "quality"),
     ("a lemon left of a snowman on grass", 3, "balanced"),
-    ("a balloon left of a snowman on sand by day", 3, "lossless"),
+    ("an owl above a car on pink", 2, "lossless"),
     ("two stars on the sea at sunset", 3, "fast"),
 )
 
