@@ -9,7 +9,7 @@ from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SIZE = {"width": 1600, "height": 1000}
-HARMLESS = ("api.comfy.org", "Failed to load resource")  # what the frontend asks others for, in vain
+HARMLESS = ("api.comfy.org", "huggingface.co", "Failed to load resource")  # what the frontend asks others for, in vain
 
 SETTINGS = {"Comfy.TutorialCompleted": True, "Comfy.Minimap.Visible": False, "Comfy.Graph.CanvasInfo": False}
 

@@ -40,7 +40,7 @@ def test_every_workflow_loads_and_round_trips(server, vue):
             for before, after in zip(by_id(workflow), by_id(saved), strict=True):
                 assert before["type"] == after["type"]
                 if after["type"] in definitions:
-                    assert before["widgets_values"] == after["widgets_values"], (name, before["type"])
+                    assert values_of(before) == values_of(after), (name, before["type"])
         assert not errors
 
 
@@ -58,6 +58,10 @@ def test_workflows_from_before_settle_load_with_it_off(server, vue):
             *("own", "accept-reject", "pixels", 1)
         ]
         assert not errors
+
+
+def values_of(node):
+    return node.get("widgets_values") or []  # newer frontends leave out those of nodes without widgets
 
 
 def by_id(workflow):
@@ -151,11 +155,11 @@ def test_the_panel_works_inside_a_subgraph(server, vue):
         )
         assert page.evaluate("app.graph.nodes.every((node) => node.type !== 'SSDSampler')")
         browser.wait_for_panel(page, "SSDSampler", "80 passes instead of AR's 576")
-        page.evaluate(f"ssdTest.set('SSDSampler', 'seed', {100 + vue})")
-        page.evaluate("ssdTest.set('SSDSampler', 'r', 1)")
-        browser.wait_for_panel(page, "SSDSampler", "57 passes")
+        rounds, passes = (3, 103) if vue else (1, 57)  # or the second run is a cached one
+        page.evaluate(f"ssdTest.set('SSDSampler', 'r', {rounds})")
+        browser.wait_for_panel(page, "SSDSampler", f"{passes} passes")
         browser.run(page)
-        browser.wait_for_panel(page, "SSDSampler", "57 passes (planned 57)")
+        browser.wait_for_panel(page, "SSDSampler", f"{passes} passes (planned {passes})")
         assert not errors
 
 
